@@ -1,0 +1,66 @@
+/* bind/state.c - how every Lua state of weft starts. */
+#include "bind/state.h"
+
+#include <lauxlib.h>
+#include <limits.h>
+#include <lualib.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bind/core.h"
+
+/* The first folder that holds weft/init.lua. */
+static const char *lua_folder(char *text, size_t size)
+{
+    const char *named = getenv("WEFT_LUA");
+    if (named != NULL && *named != 0) return named;
+    char exe[PATH_MAX], probe[PATH_MAX + 32];
+    ssize_t length = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    if (length > 0) {
+        exe[length] = 0;
+        char *slash = strrchr(exe, '/');
+        if (slash != NULL) *slash = 0;
+        snprintf(text, size, "%s/../share/weft/lua", exe);
+        snprintf(probe, sizeof probe, "%s/weft/init.lua", text);
+        if (access(probe, R_OK) == 0) return text;
+    }
+    return WEFT_SOURCE_LUA;
+}
+
+void weft_state_prepare(lua_State *L)
+{
+    char text[PATH_MAX];
+    const char *folder = lua_folder(text, sizeof text);
+    lua_getglobal(L, "package");
+    lua_getfield(L, -1, "path");
+    lua_pushfstring(L, "%s/?.lua;%s/?/init.lua;%s", folder, folder, lua_tostring(L, -1));
+    lua_setfield(L, -3, "path");
+    lua_pop(L, 1);
+    lua_getfield(L, -1, "preload");
+    lua_pushcfunction(L, luaopen_weft_core);
+    lua_setfield(L, -2, "weft.core");
+    lua_pop(L, 2);
+}
+
+lua_State *weft_state_open(void)
+{
+    lua_State *L = luaL_newstate();
+    if (L == NULL) return NULL;
+    luaL_openlibs(L);
+    weft_state_prepare(L);
+    return L;
+}
+
+int weft_state_traceback(lua_State *L)
+{
+    if (!lua_isstring(L, 1)) {
+        if (luaL_callmeta(L, 1, "__tostring")) return 1;
+        if (lua_isnil(L, 1)) lua_pushliteral(L, "nil");
+        return 1;
+    }
+    const char *debug = getenv("WEFT_DEBUG");
+    if (debug != NULL && *debug == '1') luaL_traceback(L, L, lua_tostring(L, 1), 1);
+    return 1;
+}

@@ -1,0 +1,65 @@
+/* comm/group.h - an ordered list of ranks that talk.
+ *
+ * Calls are collective: every member makes the same ones in the same order. Each collective has a
+ * sequence number; operation, dtype and count are compared over the members, and a mismatch fails
+ * on all with both ranks named. Sums run in list order in float32, so every member gets the same
+ * bits. A group of one short-circuits. Element counts, never bytes. Dtypes: float32, bfloat16,
+ * float16, int32 (and any for gather, all_to_all, broadcast). in == out is allowed for all_reduce
+ * and broadcast only. */
+#pragma once
+
+#include "base/dtype.h"
+#include "comm/world.h"
+#include "device/tensor.h"
+
+typedef enum weft_reduce { WEFT_REDUCE_SUM, WEFT_REDUCE_MAX } weft_reduce;
+
+/* Collective over `ranks` (world ranks; this rank is among them; the list order is the group's
+ * order). type names it for weft_rank_group and in messages. The creator holds one reference; the
+ * rank's list does not hold another. */
+weft_status weft_group_create(weft_group **out, weft_rank *rank, weft_group_type type, const int *ranks, int size);
+/* Collective: members with equal color make a group, ordered by key, then by rank in the old one.
+ * color < 0 takes part in none (*out is NULL). */
+weft_status weft_group_split(weft_group *group, int color, int key, weft_group **out);
+/* Collective; idempotent. Later calls fail with CLOSED. A finaliser only releases. */
+weft_status weft_group_close(weft_group *group);
+weft_group *weft_group_retain(weft_group *group);
+void weft_group_release(weft_group *group);
+
+int weft_group_size(const weft_group *group);
+int weft_group_rank(const weft_group *group); /* place in the list */
+const int *weft_group_ranks(const weft_group *group);
+weft_group_type weft_group_get_type(const weft_group *group);
+weft_rank *weft_group_owner(const weft_group *group);
+const char *weft_group_name(const weft_group *group); /* "context {0,1,2,3}" */
+
+/* The rank's registry: (type, world_size) names a group; a missing one is an error that lists
+ * those that exist, never another group. A world_size of 1 always exists. */
+weft_status weft_rank_add_group(weft_rank *rank, weft_group *group); /* retains */
+weft_status weft_rank_group(weft_rank *rank, weft_group_type type, int world_size, weft_group **out); /* borrowed */
+/* Collective: closes every registered group, in the order they were added, and forgets them. */
+weft_status weft_rank_close_groups(weft_rank *rank);
+
+weft_status weft_group_barrier(weft_group *group);
+weft_status weft_group_all_reduce(weft_group *group, const void *in, void *out, int64_t count, weft_dtype dtype, weft_reduce op);
+/* out: size * count, in list order */
+weft_status weft_group_all_gather(weft_group *group, const void *in, void *out, int64_t count, weft_dtype dtype);
+/* in: size * count; out: this rank's count of the sum */
+weft_status weft_group_reduce_scatter(weft_group *group, const void *in, void *out, int64_t count, weft_dtype dtype);
+/* in: size * count, part p goes to member p; out: size * count, part p came from member p */
+weft_status weft_group_all_to_all(weft_group *group, const void *in, void *out, int64_t count, weft_dtype dtype);
+weft_status weft_group_broadcast(weft_group *group, void *data, int64_t count, weft_dtype dtype, int root);
+/* Bytes, for plain values: the same size on all members. */
+weft_status weft_group_broadcast_bytes(weft_group *group, void *data, size_t bytes, int root);
+
+/* Along any dimension of tensors. out is made by the caller: shape[dim] * size (gather) or
+ * shape[dim] / size (scatter). */
+weft_status weft_group_all_gather_dim(weft_group *group, const weft_tensor *in, int dim, weft_tensor *out);
+weft_status weft_group_reduce_scatter_dim(weft_group *group, const weft_tensor *in, int dim, weft_tensor *out);
+
+/* What this rank sent through the group so far: for `weft plan`, bench and specs. */
+typedef struct weft_group_traffic {
+    uint64_t calls, bytes_sent; /* bytes that crossed to other members */
+    double seconds;             /* spent inside, waiting included */
+} weft_group_traffic;
+weft_group_traffic weft_group_get_traffic(const weft_group *group);

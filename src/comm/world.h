@@ -1,0 +1,66 @@
+/* comm/world.h - the ranks of a process, and what stops them all.
+ *
+ * Ranks are threads. A world is made once by whoever starts them and shared by all; each rank has
+ * its own weft_rank. Every wait of a rank (barrier, collective, step record) also watches the
+ * world's abort flag: the first rank that fails leaves its message there and the others leave
+ * their waits with it (WEFT_ABORTED) within a second. Ctrl-C travels the same way. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/pool.h"
+#include "base/status.h"
+#include "device/arena.h"
+#include "device/memory.h"
+#include "plan/axis.h"
+
+typedef struct weft_world weft_world;
+typedef struct weft_rank weft_rank;
+typedef struct weft_group weft_group;
+
+typedef struct weft_world_options {
+    int world_size;
+    int total_threads;      /* cores to share out; 0: all of the process */
+    double timeout_seconds; /* a wait without any progress of the silent rank; 0: 300 */
+    const char *fault;      /* WEFT_FAULT text, or NULL (DESIGN 10) */
+} weft_world_options;
+
+weft_status weft_world_create(weft_world **out, const weft_world_options *options);
+void weft_world_release(weft_world *world);
+int weft_world_size(const weft_world *world);
+
+/* The first call wins; wakes every waiting rank. */
+void weft_world_abort(weft_world *world, int rank, weft_status code, const char *message);
+/* Ctrl-C: aborts with WEFT_INTERRUPTED. Safe to call from the supervising thread. */
+void weft_world_interrupt(weft_world *world);
+/* WEFT_OK, or ABORTED/INTERRUPTED with the first failing rank's message. */
+weft_status weft_world_check(weft_world *world);
+/* The first failure; returns its rank, or -1 when there was none. */
+int weft_world_failure(weft_world *world, weft_status *code, const char **message);
+
+/* What one rank owns. Made on the rank's own thread. */
+struct weft_rank {
+    weft_object object;
+    weft_world *world;
+    int rank, world_size;
+    weft_pool *pool;
+    weft_memory *memory;
+    weft_arena *arena;
+    uint64_t step;       /* number of steps begun: for messages and faults */
+    weft_group *everyone; /* all ranks, in order */
+    struct weft_group_list *groups; /* found by (type, world_size) */
+};
+
+weft_status weft_rank_create(weft_rank **out, weft_world *world, int rank);
+/* The single rank of a plain script or spec: a world of one, a pool of all cores. */
+weft_status weft_rank_create_single(weft_rank **out, int threads);
+void weft_rank_release(weft_rank *rank);
+
+/* WEFT_FAULT: acts when (rank, step, at) match. Called with at = "exchange", "step", "load", ... */
+weft_status weft_rank_fault(weft_rank *rank, const char *at);
+
+/* One flat record from rank 0 to all others. publish waits until every rank has taken the one
+ * before; receive waits for the next and gives a copy that lasts until the next receive. */
+weft_status weft_world_publish(weft_rank *rank, const void *record, size_t bytes);
+weft_status weft_world_receive(weft_rank *rank, const void **record, size_t *bytes);

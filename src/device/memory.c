@@ -1,0 +1,50 @@
+/* device/memory.c - host memory, accounted. */
+#include "device/memory.h"
+
+#include <stdlib.h>
+
+static void destroy(weft_object *object)
+{
+    free(object);
+}
+
+weft_status weft_memory_create(weft_memory **out, long long limit_bytes)
+{
+    weft_memory *memory = calloc(1, sizeof *memory);
+    if (memory == NULL) return weft_fail(WEFT_MEMORY, "no memory for a memory account");
+    weft_object_init(&memory->object, destroy);
+    memory->limit_bytes = limit_bytes;
+    *out = memory;
+    return WEFT_OK;
+}
+
+weft_status weft_memory_alloc(weft_memory *memory, size_t bytes, void **out)
+{
+    size_t rounded = bytes == 0 ? 64 : (bytes + 63) / 64 * 64;
+    if (rounded < bytes) return weft_fail(WEFT_MEMORY, "%zu bytes is more than this machine can address", bytes);
+    long long live = atomic_fetch_add(&memory->live_bytes, (long long)bytes) + (long long)bytes;
+    void *block = NULL;
+    if (memory->limit_bytes == 0 || live <= memory->limit_bytes) block = aligned_alloc(64, rounded);
+    if (block == NULL) {
+        atomic_fetch_sub(&memory->live_bytes, (long long)bytes);
+        if (memory->limit_bytes != 0)
+            return weft_fail(WEFT_MEMORY, "%zu bytes wanted, %lld of %lld in use", bytes, live - (long long)bytes,
+                             memory->limit_bytes);
+        return weft_fail(WEFT_MEMORY, "%zu bytes wanted, %lld in use, and the system has no more", bytes,
+                         live - (long long)bytes);
+    }
+    long long peak = atomic_load(&memory->peak_bytes);
+    while (live > peak && !atomic_compare_exchange_weak(&memory->peak_bytes, &peak, live)) {}
+    atomic_fetch_add(&memory->live_blocks, 1);
+    atomic_fetch_add(&memory->allocations, 1);
+    *out = block;
+    return WEFT_OK;
+}
+
+void weft_memory_free(weft_memory *memory, void *block, size_t bytes)
+{
+    if (block == NULL) return;
+    free(block);
+    atomic_fetch_sub(&memory->live_bytes, (long long)bytes);
+    atomic_fetch_sub(&memory->live_blocks, 1);
+}
