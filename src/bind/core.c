@@ -30,6 +30,8 @@ void weft_open_base(lua_State *L)
     static const luaL_Reg functions[] = {
         {"live_objects", l_live_objects}, {"cpu_cores", l_cpu_cores}, {"_methods", l_methods}, {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
+    lua_pushliteral(L, WEFT_VERSION);
+    lua_setfield(L, -2, "version");
 }
 
 __attribute__((visibility("default"))) int luaopen_weft_core(lua_State *L)

@@ -269,8 +269,48 @@ static int l_memory(lua_State *L)
     return 1;
 }
 
+/* core.arena.begin_step() / next_layer() / end_layers(): see device/arena.h */
+static int l_begin_step(lua_State *L)
+{
+    weft_arena_begin_step(weft_lua_rank(L)->arena);
+    return 0;
+}
+
+static int l_next_layer(lua_State *L)
+{
+    weft_arena_next_layer(weft_lua_rank(L)->arena);
+    return 0;
+}
+
+static int l_end_layers(lua_State *L)
+{
+    weft_arena_end_layers(weft_lua_rank(L)->arena);
+    return 0;
+}
+
+static int l_arena_bytes(lua_State *L)
+{
+    lua_pushnumber(L, (lua_Number)weft_arena_bytes(weft_lua_rank(L)->arena));
+    return 1;
+}
+
+/* core.arena.tensor(shape, dtype): a tensor of the step, contents undefined. */
+static int l_arena_tensor(lua_State *L)
+{
+    int64_t shape[WEFT_MAX_DIMS];
+    int ndim = check_shape(L, 1, shape);
+    weft_tensor *tensor = NULL;
+    weft_raise_if(L, weft_arena_tensor(weft_lua_rank(L)->arena, &tensor, check_dtype(L, 2, WEFT_F32), ndim, shape));
+    weft_push_tensor(L, tensor);
+    return 1;
+}
+
 void weft_open_tensor(lua_State *L)
 {
+    static const luaL_Reg arena[] = {
+        {"begin_step", l_begin_step}, {"next_layer", l_next_layer}, {"end_layers", l_end_layers},
+        {"bytes", l_arena_bytes},     {"tensor", l_arena_tensor},   {NULL, NULL},
+    };
     static const luaL_Reg methods[] = {
         {"narrow", l_narrow}, {"select", l_select}, {"transpose", l_transpose}, {"view", l_view},
         {"clone", l_clone},   {"copy", l_copy},     {"fill", l_fill},           {"get", l_get},
@@ -282,4 +322,7 @@ void weft_open_tensor(lua_State *L)
     lua_setfield(L, -2, "tensor");
     lua_pushcfunction(L, l_memory);
     lua_setfield(L, -2, "memory");
+    lua_newtable(L);
+    luaL_setfuncs(L, arena, 0);
+    lua_setfield(L, -2, "arena");
 }

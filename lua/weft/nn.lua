@@ -1,0 +1,198 @@
+--- weft.nn: the layers a model script composes. Thin Lua over the C objects of weft.core.
+--
+-- Constructors make this rank's part and load its shard from `weights`; `forward` runs it. Tensors
+-- that forward returns live in the rank's arena: through the next decoder layer, not longer
+-- (`:clone()` keeps one). Shapes are [tokens, width].
+local core = require "weft.core"
+
+local nn = {}
+
+-- What weights are stored as: "auto" keeps the checkpoint's dtype.
+local function param_dtype(weights)
+  return weights.options.param_dtype or "auto"
+end
+
+-- The tensor axis of this rank: the default plan's.
+local function tensor_axis(axis)
+  return axis or core.layer_parallel.get().output
+end
+
+local function load_linear(layer, weights, shard, name, shape, bias)
+  layer:load(shard, weights:source(name .. ".weight", shape))
+  if bias then layer:load_bias(shard, weights:source(name .. ".bias", { shape[1] })) end
+end
+
+--- q, k and v in one product, cut by plan.input (SEMANTICS 4.1). Loads `q_proj`, `k_proj`, `v_proj`,
+-- or a fused `qkv_proj` whose rows are all q, all k, all v.
+-- { weights, hidden_size, head_size, v_head_size, total_num_heads, total_num_kv_heads, bias, parallel_plan }
+-- Fields: num_heads, num_kv_heads (of this rank), q_size, k_size, v_size. forward(x) -> packed;
+-- split_qkv(packed) -> q, k, v (views).
+function nn.qkv_linear(t)
+  local weights = t.weights
+  local layer = core.qkv_linear {
+    hidden_size = t.hidden_size, head_size = t.head_size, v_head_size = t.v_head_size,
+    total_num_heads = t.total_num_heads, total_num_kv_heads = t.total_num_kv_heads,
+    bias = t.bias or false, parallel_plan = t.parallel_plan, disable_tp = t.disable_tp,
+    dtype = weights and param_dtype(weights) or t.dtype,
+  }
+  if weights then
+    local kv_heads = t.total_num_kv_heads or t.total_num_heads
+    local q = t.total_num_heads * t.head_size
+    local k, v = kv_heads * t.head_size, kv_heads * (t.v_head_size or t.head_size)
+    if weights:has "qkv_proj.weight" then
+      load_linear(layer, weights, nil, "qkv_proj", { q + k + v, t.hidden_size }, t.bias)
+    else
+      load_linear(layer, weights, "q", "q_proj", { q, t.hidden_size }, t.bias)
+      load_linear(layer, weights, "k", "k_proj", { k, t.hidden_size }, t.bias)
+      load_linear(layer, weights, "v", "v_proj", { v, t.hidden_size }, t.bias)
+    end
+  end
+  return layer
+end
+
+--- Output rows cut over the axis. { weights, input_size, output_size, bias, axis }
+function nn.column_linear(t)
+  local layer = core.column_linear {
+    input_size = t.input_size, output_size = t.output_size, bias = t.bias or false,
+    axis = tensor_axis(t.axis), gather_output = t.gather_output, dtype = t.weights and param_dtype(t.weights) or t.dtype,
+  }
+  if t.weights then
+    layer:load(nil, t.weights:source("weight", { t.output_size, t.input_size }))
+    if t.bias then layer:load_bias(nil, t.weights:source("bias", { t.output_size })) end
+  end
+  return layer
+end
+
+--- gate and up in one product, each cut over the axis. Loads `gate_proj` and `up_proj`, or a fused
+-- `gate_up_proj`. { weights, hidden_size, intermediate_size, bias, axis }
+function nn.gate_up_linear(t)
+  local weights = t.weights
+  local layer = core.merged_column_linear {
+    input_size = t.hidden_size, output_sizes = { t.intermediate_size, t.intermediate_size },
+    bias = t.bias or false, axis = tensor_axis(t.axis), dtype = weights and param_dtype(weights) or t.dtype,
+  }
+  if weights then
+    local shape = { t.intermediate_size, t.hidden_size }
+    if weights:has "gate_up_proj.weight" then
+      load_linear(layer, weights, nil, "gate_up_proj", { 2 * t.intermediate_size, t.hidden_size }, t.bias)
+    else
+      load_linear(layer, weights, 0, "gate_proj", shape, t.bias)
+      load_linear(layer, weights, 1, "up_proj", shape, t.bias)
+    end
+  end
+  return layer
+end
+
+--- Input columns cut over the axis; the parts are summed over its group.
+-- { weights, input_size, output_size, bias, axis }
+function nn.row_linear(t)
+  local layer = core.row_linear {
+    input_size = t.input_size, output_size = t.output_size, bias = t.bias or false,
+    axis = tensor_axis(t.axis), dtype = t.weights and param_dtype(t.weights) or t.dtype,
+  }
+  if t.weights then
+    layer:load(nil, t.weights:source("weight", { t.output_size, t.input_size }))
+    if t.bias then layer:load_bias(nil, t.weights:source("bias", { t.output_size })) end
+  end
+  return layer
+end
+
+--- RMSNorm over the hidden size. forward(x [, residual]): with a residual, residual += x first and
+-- the sum is normalised. `weights` is the norm's own place; size defaults to cfg.hidden_size.
+function nn.rms_norm(cfg, weights, size)
+  size = size or cfg.hidden_size
+  local layer = core.rms_norm { hidden_size = size, eps = cfg.rms_norm_eps }
+  layer:load(weights:source("weight", { size }))
+  return layer
+end
+
+--- The vocabulary's rows cut over the tensor group; forward(ids) sums over it.
+function nn.vocab_embedding(cfg, weights, policy)
+  local layer = core.vocab_embedding {
+    vocab_size = cfg.vocab_size, hidden_size = cfg.hidden_size, parallel_plan = policy:get "embedding",
+    dtype = param_dtype(weights), output_dtype = cfg.compute_dtype,
+  }
+  layer:load(weights:source("weight", { cfg.vocab_size, cfg.hidden_size }))
+  return layer
+end
+
+--- The head: float32 logits of this rank's part of the vocabulary. With tied embeddings it shares
+-- the embedding's weights.
+function nn.lm_head(cfg, weights, policy, embedding)
+  local layer = core.lm_head {
+    vocab_size = cfg.vocab_size, hidden_size = cfg.hidden_size, parallel_plan = policy:get "lm_head",
+    embedding = cfg.tie_word_embeddings and embedding or nil, logit_scale = cfg.logit_scale,
+    dtype = param_dtype(weights),
+  }
+  if not cfg.tie_word_embeddings then
+    layer:load(weights:source("weight", { cfg.vocab_size, cfg.hidden_size }))
+  end
+  return layer
+end
+
+local rotaries = setmetatable({}, { __mode = "k" }) -- one table of cosines for all layers of a model
+
+--- Rotary position embedding by the config: forward(positions, q, k) turns views in place.
+function nn.rotary(cfg)
+  local rotary = rotaries[cfg]
+  if not rotary then
+    rotary = core.rotary {
+      head_size = cfg.head_dim, rotary_dim = cfg.rotary_dim, max_position = cfg.max_position_embeddings,
+      rope_theta = cfg.rope_theta, rope_scaling = cfg.rope_scaling,
+    }
+    rotaries[cfg] = rotary
+  end
+  return rotary
+end
+
+--- Attention with a plan of its own, over the paged cache.
+-- { num_heads, num_kv_heads, total_num_heads, total_num_kv_heads, head_size, v_head_size,
+--   sliding_window, scale, parallel_plan }. forward(q, k, v, step) -> [tokens, output_num_heads * v_head_size]
+function nn.hetero_attention(t)
+  local layer = core.hetero_attention(t)
+  nn.on_attention(layer)
+  return layer
+end
+
+--- Attention that sees both ways within the step's own tokens and keeps no cache.
+function nn.encoder_attention(t)
+  return core.encoder_attention(t)
+end
+
+-- The runtime listens here while it builds a model, to give each attention its pages.
+function nn.on_attention() end
+
+--- silu(x[:, :n]) * x[:, n:] for the packed gate and up of nn.gate_up_linear.
+nn.silu_mul = core.silu_mul
+--- x + y, a new tensor.
+nn.add = core.add
+
+local Layers = {}
+Layers.__index = Layers
+
+--- All decoder layers: layer(cfg, weights:at(i), policy, i) for i = 0 .. num_hidden_layers - 1.
+function nn.layers(cfg, weights, policy, layer)
+  local list = setmetatable({}, Layers)
+  for i = 0, cfg.num_hidden_layers - 1 do
+    local ok, built = pcall(layer, cfg, weights:at(tostring(i)), policy, i)
+    if not ok then error(("layer %d: %s"):format(i, tostring(built)), 0) end
+    list[i + 1] = built
+  end
+  return list
+end
+
+--- for i, layer in layers:each() do ... end. Each turn takes the other half of the arena: what a
+-- layer returns stays valid through the next one.
+function Layers:each()
+  local i = 0
+  return function()
+    i = i + 1
+    if self[i] then
+      core.arena.next_layer()
+      return i - 1, self[i]
+    end
+    core.arena.end_layers()
+  end
+end
+
+return nn

@@ -1,0 +1,36 @@
+--- weights: a place in a checkpoint. `weights:at "self_attn"` goes down, `:source` names a tensor.
+--
+-- Layers ask for sources with the shape that the model says; a checkpoint of dummy weights makes
+-- them of that shape. Progress goes to standard error.
+local Weights = {}
+Weights.__index = Weights
+
+--- checkpoint: core.checkpoint; options: { dtype = "auto"|..., on_tensor = function(name) }.
+function Weights.new(checkpoint, options)
+  return setmetatable({ checkpoint = checkpoint, prefix = "", options = options or {} }, Weights)
+end
+
+function Weights:at(name)
+  local prefix = self.prefix == "" and name or self.prefix .. "." .. name
+  return setmetatable({ checkpoint = self.checkpoint, prefix = prefix, options = self.options }, Weights)
+end
+
+function Weights:name(name)
+  return self.prefix == "" and name or self.prefix .. "." .. name
+end
+
+--- Whether the checkpoint holds the tensor. Dummy weights hold whatever the model's shape needs:
+-- `optional` says what to answer for them.
+function Weights:has(name, optional)
+  if self.checkpoint.is_dummy then return optional == true end
+  return self.checkpoint:has(self:name(name))
+end
+
+--- The source of a tensor of this global shape. Raises when it is missing.
+function Weights:source(name, shape, dtype)
+  local full = self:name(name)
+  if self.options.on_tensor then self.options.on_tensor(full) end
+  return self.checkpoint:source(full, { shape = shape, dtype = dtype or self.options.dummy_dtype })
+end
+
+return Weights
