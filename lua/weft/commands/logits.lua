@@ -1,0 +1,36 @@
+--- weft logits: the logits of every position of a prompt, into a safetensors file.
+local core = require "weft.core"
+local run = require "weft.commands.run"
+
+local logits = {}
+
+--- The job on rank 0.
+function logits.job(engine, options)
+  local ids = options.prompt_ids
+  if not ids then
+    if not engine.tokenizer then
+      error({ message = "no tokenizer.json in " .. engine.model_dir .. "; give --prompt-ids", code = "io" }, 0)
+    end
+    ids = engine.tokenizer:encode(options.prompt)
+  end
+  local all = core.tensor({ #ids, engine.vocab_size }, "float32")
+  engine:score(ids, function(first, rows)
+    all:narrow(0, first, rows.shape[1]):copy(rows)
+    if core.isatty(2) and #ids > engine.prefill_chunk then io.stderr:write(("\r%d of %d tokens"):format(first + rows.shape[1], #ids)) end
+  end)
+  core.checkpoint.save(options.out, { logits = all })
+  if options.json then
+    io.stdout:write(core.json.encode { tokens = #ids, vocab = engine.vocab_size, out = options.out }, "\n")
+  end
+  return 0
+end
+
+function logits.run(options)
+  if options.file then error({ usage = true, message = "weft logits takes one prompt: --prompt or --prompt-ids" }, 0) end
+  run.check_prompt(options)
+  if not options.out then error({ usage = true, message = "--out FILE.safetensors is missing" }, 0) end
+  options.cache_tokens = (options.prompt_ids and #options.prompt_ids or #options.prompt + 8) + 64
+  return require("weft.runtime").launch(options, "weft.commands.logits", "job")
+end
+
+return logits

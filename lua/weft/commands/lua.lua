@@ -1,0 +1,21 @@
+--- weft lua: a plain script with `weft` at hand. One state, no ranks.
+local lua = {}
+
+function lua.run(options)
+  local path = options.args[1]
+  if not path or path == "--help" then
+    local flags = require "weft.flags"
+    (path and io.stdout or io.stderr):write(flags.help "lua")
+    return path and 0 or 2
+  end
+  local chunk, message = loadfile(path)
+  if not chunk then error({ message = message, code = "format" }, 0) end
+  _G.weft = require "weft"
+  local args = { [0] = path }
+  for i = 2, #options.args do args[i - 1] = options.args[i] end
+  _G.arg = args
+  local code = chunk(unpack(args))
+  return type(code) == "number" and code or 0
+end
+
+return lua

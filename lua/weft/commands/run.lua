@@ -1,0 +1,144 @@
+--- weft run: text or ids in, text or ids out.
+local core = require "weft.core"
+local json = core.json
+
+local run = {}
+
+local function usage(message) error({ usage = true, message = message }, 0) end
+
+-- Prompts of a file: a line each; JSON strings in a .jsonl file.
+local function read_prompts(path)
+  local file, message = io.open(path, "rb")
+  if not file then error({ message = "cannot read the prompts: " .. message, code = "io" }, 0) end
+  local prompts, number = {}, 0
+  for line in file:lines() do
+    number = number + 1
+    line = line:gsub("\r$", "")
+    if path:match "%.jsonl$" then
+      local ok, value = pcall(json.decode, line)
+      if not ok or type(value) ~= "string" then
+        file:close()
+        error({ message = ("%s line %d: wanted a JSON string, found %s"):format(path, number, line:sub(1, 60)), code = "format" }, 0)
+      end
+      line = value
+    end
+    prompts[#prompts + 1] = line
+  end
+  file:close()
+  return prompts
+end
+
+local sampling = { "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos", "logprobs" }
+
+--- The request parameters that flags give.
+function run.params(options)
+  local params = {}
+  for _, key in ipairs(sampling) do params[key] = options[key] end
+  return params
+end
+
+local function rate(tokens, seconds)
+  return seconds > 0 and tokens / seconds or 0
+end
+
+--- What `timing` holds (DESIGN 10).
+function run.timing(engine)
+  local t = engine.timing
+  return {
+    load_ms = engine.session.load_ms, prefill_ms = t.prefill_s * 1000, decode_ms = t.decode_s * 1000,
+    prefill_tok_per_s = rate(t.prefill_tokens, t.prefill_s), decode_tok_per_s = rate(t.decode_tokens, t.decode_s),
+  }
+end
+
+local function result_of(request, engine)
+  local prompt_ids = {}
+  for i = 1, request.prompt_length do prompt_ids[i] = request.tokens[i] end
+  return {
+    prompt_ids = json.array(prompt_ids), output_ids = json.array(request.output_ids), text = request.text,
+    finish_reason = request.finish_reason, timing = engine and run.timing(engine) or nil,
+    logprobs = request.logprobs and json.array(request.logprobs) or nil,
+  }
+end
+
+-- One prompt: its text streams as it comes.
+local function single(engine, options)
+  local params = run.params(options)
+  params.prompt, params.prompt_ids = options.prompt, options.prompt_ids
+  local streams = not options.json
+  if streams then
+    params.on_token = function(_, id, text)
+      if engine.tokenizer then io.stdout:write(text) else io.stdout:write(id, " ") end
+      io.stdout:flush()
+    end
+  end
+  local request = engine:submit(params)
+  engine:run()
+  if streams then io.stdout:write "\n" else io.stdout:write(json.encode(result_of(request, engine)), "\n") end
+  io.stdout:flush()
+end
+
+-- A file of prompts: a JSON object a line, in the file's order, as soon as all before are done.
+local function many(engine, options)
+  local requests, shown = {}, 0
+  local function show()
+    while requests[shown + 1] and requests[shown + 1].state == "finished" do
+      shown = shown + 1
+      io.stdout:write(json.encode(result_of(requests[shown])), "\n")
+    end
+    io.stdout:flush()
+  end
+  local counter = core.isatty(2) and not options.verbose
+  for i, prompt in ipairs(options.prompts) do
+    local params = run.params(options)
+    params.prompt = prompt
+    local ok, request = pcall(engine.submit, engine, params)
+    if not ok then
+      error({ message = ("%s line %d: %s"):format(options.file, i, type(request) == "table" and request.message or request), code = "invalid" }, 0)
+    end
+    requests[i] = request
+  end
+  while engine:step() do
+    show()
+    if counter then io.stderr:write(("\r%d of %d prompts"):format(shown, #requests)) end
+  end
+  show()
+  if counter then io.stderr:write "\n" end
+end
+
+local function who_holds_what(engine)
+  local session = engine.session
+  engine.log("%s on %d rank%s", session.name, session.rank.world_size, session.rank.world_size == 1 and "" or "s")
+end
+
+--- The job on rank 0.
+function run.job(engine, options)
+  who_holds_what(engine)
+  if options.prompts then many(engine, options) else single(engine, options) end
+  local t = run.timing(engine)
+  engine.log("load %.0f ms, prefill %.1f ms (%.0f tok/s), decode %.1f ms (%.1f tok/s), %d preemptions",
+    t.load_ms, t.prefill_ms, t.prefill_tok_per_s, t.decode_ms, t.decode_tok_per_s, engine.preemptions)
+  return 0
+end
+
+--- Whether exactly one of --prompt, --prompt-ids and -f was given.
+function run.check_prompt(options)
+  local given = (options.prompt and 1 or 0) + (options.prompt_ids and 1 or 0) + (options.file and 1 or 0)
+  if given == 0 then usage "a prompt is missing: --prompt TEXT, --prompt-ids 5,6,7 or -f FILE" end
+  if given > 1 then usage "--prompt, --prompt-ids and -f exclude one another" end
+end
+
+function run.run(options)
+  run.check_prompt(options)
+  if options.file then
+    options.prompts = read_prompts(options.file)
+    if #options.prompts == 0 then return 0 end
+  end
+  -- Room for the prompt and its continuation; text is at most one token a byte.
+  local longest = options.prompt_ids and #options.prompt_ids or 0
+  for _, text in ipairs(options.prompts or { options.prompt or "" }) do longest = math.max(longest, #text + 8) end
+  local together = options.prompts and math.min(#options.prompts, options.max_batch or 64) or 1
+  options.cache_tokens = (longest + (options.max_tokens or 128) + 64) * together
+  return require("weft.runtime").launch(options, "weft.commands.run", "job")
+end
+
+return run

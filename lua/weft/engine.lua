@@ -1,0 +1,225 @@
+--- The engine: many requests, one step at a time, on rank 0.
+--
+-- A step is one forward pass of a ragged batch: every running request gives its next token or its
+-- next chunk of prompt, within a token budget. Requests join and leave at any step. Rank 0 decides
+-- and publishes the step record; all ranks execute it (runtime.lua).
+local core = require "weft.core"
+local Request = require "weft.request"
+
+local Engine = {}
+Engine.__index = Engine
+
+--- session: what runtime.lua built on this rank. options: max_batch, max_batch_tokens, prefill_chunk.
+function Engine.new(session, options)
+  local cfg = session.cfg
+  return setmetatable({
+    session = session, tokenizer = session.tokenizer, model_dir = session.model_dir,
+    vocab_size = cfg.vocab_size, max_position = cfg.max_position_embeddings, eos_ids = cfg.eos_token_ids or {},
+    seed = options.seed or 0,
+    max_batch = options.max_batch or 64, max_batch_tokens = options.max_batch_tokens or 2048,
+    prefill_chunk = options.prefill_chunk or 512,
+    block_tokens = session.block_tokens,
+    pool = core.block_pool { num_blocks = session.num_blocks, block_tokens = session.block_tokens },
+    num_blocks = session.num_blocks,
+    prefix_reuse = options.prefix_reuse ~= false,
+    record = core.step(), waiting = {}, running = {}, submitted = 0, preemptions = 0,
+    timing = { prefill_s = 0, prefill_tokens = 0, decode_s = 0, decode_tokens = 0, steps = 0 },
+    log = session.log,
+  }, Engine)
+end
+
+--- Adds a request (see request.lua for params); returns its handle: .output_ids, .text,
+-- .finish_reason, .state, :cancel().
+function Engine:submit(params)
+  self.submitted = self.submitted + 1
+  local request = Request.new(self, params, self.submitted)
+  local blocks = math.ceil(math.max(1, request.prompt_length + request.limit - 1) / self.block_tokens)
+  if blocks > self.num_blocks then
+    error({ code = "memory", message = ("the request may reach %d tokens, and the cache holds %d; raise --kv-cache-bytes or lower --max-tokens")
+      :format(request.prompt_length + request.limit, self.num_blocks * self.block_tokens) }, 0)
+  end
+  if request.limit <= 0 then
+    self:finish(request, "length")
+  else
+    table.insert(self.waiting, request)
+  end
+  return request
+end
+
+function Engine:finish(request, reason)
+  if #request.blocks > 0 then self.pool:free(request.blocks) end
+  request.blocks = {}
+  request.state, request.finish_reason = "finished", reason
+  if request.params.on_finish then request.params.on_finish(request) end
+end
+
+-- Gives the request pages for its first `tokens` tokens; false when there are none left.
+function Engine:grow(request, tokens)
+  local missing = math.ceil(tokens / self.block_tokens) - #request.blocks
+  if missing <= 0 then return true end
+  local blocks = self.pool:allocate(missing)
+  if not blocks then return false end
+  for _, block in ipairs(blocks) do table.insert(request.blocks, block) end
+  return true
+end
+
+-- Takes the youngest running request's pages away; it waits at the front and is computed again.
+function Engine:preempt(victim)
+  self.preemptions = self.preemptions + 1
+  self.log("the cache is full: request %d waits and is computed again (%d tokens)", victim.number, victim.computed)
+  self.pool:free(victim.blocks)
+  victim.blocks, victim.computed, victim.state = {}, 0, "waiting"
+  table.insert(self.waiting, 1, victim)
+end
+
+-- Starts a waiting request: pages that hold the same first tokens are used again.
+function Engine:admit(request, budget)
+  if self.prefix_reuse and #request.blocks == 0 then
+    local blocks, cached = self.pool:match(request.tokens)
+    -- The last token is always computed: its logits are wanted.
+    while cached >= #request.tokens do
+      self.pool:free { table.remove(blocks) }
+      cached = cached - self.block_tokens
+    end
+    request.blocks, request.computed = blocks, cached
+  end
+  local n = math.min(#request.tokens - request.computed, self.prefill_chunk, budget)
+  if self:grow(request, request.computed + n) then return n end
+  if #request.blocks > 0 then self.pool:free(request.blocks) end
+  request.blocks, request.computed = {}, 0
+  return 0
+end
+
+-- Which requests take part in the next step, and with how many tokens.
+function Engine:schedule()
+  local batch, budget = {}, self.max_batch_tokens
+  for i = #self.running, 1, -1 do
+    if self.running[i].cancelled then self:finish(table.remove(self.running, i), "cancelled") end
+  end
+  for i = #self.waiting, 1, -1 do
+    if self.waiting[i].cancelled then self:finish(table.remove(self.waiting, i), "cancelled") end
+  end
+  local i = 1
+  while i <= #self.running and budget > 0 do
+    local request = self.running[i]
+    local n = math.min(#request.tokens - request.computed, self.prefill_chunk, budget)
+    local fits = self:grow(request, request.computed + n)
+    while not fits and self.running[#self.running] ~= request do
+      self:preempt(table.remove(self.running))
+      fits = self:grow(request, request.computed + n)
+    end
+    if not fits then -- the youngest of all: it steps back itself
+      self:preempt(table.remove(self.running))
+      break
+    end
+    batch[#batch + 1] = { request = request, count = n }
+    budget = budget - n
+    i = i + 1
+  end
+  while #self.waiting > 0 and #self.running < self.max_batch and budget > 0 do
+    local request = self.waiting[1]
+    local n = self:admit(request, budget)
+    if n == 0 then break end
+    table.remove(self.waiting, 1)
+    table.insert(self.running, request)
+    request.state = "running"
+    batch[#batch + 1] = { request = request, count = n }
+    budget = budget - n
+  end
+  return batch
+end
+
+-- The step record's tables, from the batch.
+function Engine:describe(batch)
+  local requests, gather = {}, false
+  for i, entry in ipairs(batch) do
+    local request, ids = entry.request, {}
+    for k = 1, entry.count do ids[k] = request.tokens[request.computed + k] end
+    entry.samples = request.computed + entry.count == #request.tokens
+    entry.all_logits = entry.samples and request:needs_all_logits()
+    gather = gather or entry.all_logits
+    requests[i] = {
+      ids = ids, start = request.computed, blocks = request.blocks, sample = entry.samples,
+      temperature = request.temperature, seed = request.seed,
+    }
+  end
+  return { requests = requests, gather_logits = gather }
+end
+
+-- Draws with filters from the whole row (rank 0 has it).
+local function draw(request, row)
+  local p = request.params
+  if request.logprobs then table.insert(request.logprobs, core.sampler.logprobs(row, p.logprobs)) end
+  return core.sampler.draw(row, {
+    temperature = request.temperature, top_k = p.top_k or 0, top_p = p.top_p or 1, min_p = p.min_p or 0,
+    repetition_penalty = p.repetition_penalty or 1, history = request.tokens,
+    seed = request.seed, position = #request.tokens,
+  })
+end
+
+--- One step. Returns false when there is nothing to do.
+function Engine:step()
+  local batch = self:schedule()
+  if #batch == 0 then return #self.waiting > 0 or #self.running > 0 end
+  local began = core.now()
+  self.record:build(self:describe(batch))
+  self.record:publish()
+  local ids, logits = self.session:execute(self.record)
+  local timing, prefill, drawn = self.timing, 0, 0
+  local finished = {}
+  for _, entry in ipairs(batch) do
+    local request = entry.request
+    if request.computed < request.prompt_length then prefill = prefill + entry.count end
+    local before = math.floor(request.computed / self.block_tokens)
+    request.computed = request.computed + entry.count
+    if self.prefix_reuse and math.floor(request.computed / self.block_tokens) > before then
+      self.pool:commit(request.blocks, request.tokens, request.computed)
+    end
+    if entry.samples then
+      drawn = drawn + 1
+      local id = ids and ids[drawn]
+      if entry.all_logits then id = draw(request, logits:select(0, drawn - 1)) end
+      local reason = request:push(id)
+      if reason then finished[request] = reason end
+    end
+  end
+  for i = #self.running, 1, -1 do
+    local reason = finished[self.running[i]]
+    if reason then self:finish(table.remove(self.running, i), reason) end
+  end
+  local seconds = core.now() - began
+  timing.steps = timing.steps + 1
+  if prefill > 0 then
+    timing.prefill_s, timing.prefill_tokens = timing.prefill_s + seconds, timing.prefill_tokens + prefill
+  else
+    timing.decode_s, timing.decode_tokens = timing.decode_s + seconds, timing.decode_tokens + drawn
+  end
+  return true
+end
+
+--- Steps until nothing is left to do.
+function Engine:run()
+  while self:step() do end
+end
+
+--- Logits of every position of a prompt: on_rows(first position, float32 [rows, vocab]) per chunk.
+function Engine:score(ids, on_rows)
+  local request = Request.new(self, { prompt_ids = ids, max_tokens = 0 }, 0)
+  if not self:grow(request, #ids) then
+    error({ code = "memory", message = ("the prompt has %d tokens, and the cache holds %d"):format(#ids, self.num_blocks * self.block_tokens) }, 0)
+  end
+  local at = 0
+  while at < #ids do
+    local n = math.min(self.prefill_chunk, #ids - at)
+    local chunk = {}
+    for k = 1, n do chunk[k] = ids[at + k] end
+    self.record:build { requests = { { ids = chunk, start = at, blocks = request.blocks, all_logits = true } }, gather_logits = true }
+    self.record:publish()
+    local _, logits = self.session:execute(self.record)
+    on_rows(at, logits)
+    at = at + n
+  end
+  self.pool:free(request.blocks)
+end
+
+return Engine

@@ -1,0 +1,204 @@
+--- From options to running ranks: checks everything that needs no weights, starts the ranks, builds
+-- the model on each, and runs a job on rank 0 while the others execute what it publishes.
+local core = require "weft.core"
+local config = require "weft.config"
+local models = require "weft.models"
+local policies = require "weft.policy"
+local Weights = require "weft.weights"
+
+local runtime = {}
+
+local function usage(message) error({ usage = true, message = message }, 0) end
+
+--- Runs SCRIPT.lua (or finds the registered model) in this state: the model's table, its name, its text.
+function runtime.load_model(options, cfg)
+  if not options.script then
+    local model, message = models.find(cfg.architectures[1])
+    if not model then error({ message = message, code = "unsupported" }, 0) end
+    return model, cfg.architectures[1], cfg.architectures[1]
+  end
+  local file, message = io.open(options.script, "rb")
+  if not file then error({ message = "cannot read the model script: " .. message, code = "io" }, 0) end
+  local text = file:read "*a"
+  file:close()
+  local chunk, syntax = loadstring(text, "@" .. options.script)
+  if not chunk then error({ message = "the model script has a syntax error: " .. syntax, code = "format" }, 0) end
+  local model = chunk()
+  if type(model) ~= "table" or type(model.build) ~= "function" then
+    error({ message = ("%s must return a model made by weft.model \"Name\" {...} with a build function, got %s")
+      :format(options.script, type(model) == "table" and "a table without build" or type(model)), code = "invalid" }, 0)
+  end
+  return model, model.name, text
+end
+
+local function compute_dtype(options, cfg)
+  local dtype = options.dtype or "auto"
+  if dtype == "auto" then dtype = cfg.dtype or "float32" end
+  return dtype
+end
+
+--- Everything that can be refused before weights are read: config, model, policy, rules.
+-- Returns { cfg, policy, num_ranks, name }.
+function runtime.check(options)
+  if not options.model then usage "--model is missing: a folder with config.json and weights" end
+  local load_format = options.load_format or "auto"
+  if load_format == "gguf" then usage "--load-format gguf: weft does not read GGUF files yet" end
+  if load_format ~= "auto" and load_format ~= "safetensors" and load_format ~= "dummy" then
+    usage(("--load-format is one of auto, safetensors, dummy, got '%s'"):format(load_format))
+  end
+  if options.device == "cuda" then usage "--device cuda: this build of weft has no CUDA kernels; use --device cpu" end
+  local cfg = config.load(options.model)
+  cfg.compute_dtype = compute_dtype(options, cfg)
+  local _, name = runtime.load_model(options, cfg)
+  local ok, policy = pcall(policies.from_options, options)
+  if not ok then
+    usage(type(policy) == "table" and policy.message or tostring(policy))
+  end
+  local valid, message = policies.validate(policy, cfg, { name = name, supports = models.supports })
+  if not valid then usage(message) end
+  return { cfg = cfg, policy = policy, num_ranks = policy.num_ranks, name = name }
+end
+
+-- Writes a line to standard error on rank 0; with -v only.
+local function logger(options, rank)
+  return function(format, ...)
+    if options.verbose and rank.rank == 0 then io.stderr:write("weft: ", format:format(...), "\n") end
+  end
+end
+
+-- Progress while weights load: on a terminal, or with -v.
+local function progress(options, rank, cfg)
+  if rank.rank ~= 0 or not (options.verbose or core.isatty(2)) then return nil end
+  local shown, total = -1, cfg.num_hidden_layers
+  return function(name)
+    local layer = tonumber(name:match "layers%.(%d+)%.")
+    local percent = layer and math.floor(100 * (layer + 1) / total)
+    if percent and percent ~= shown then
+      shown = percent
+      io.stderr:write(("\rloading weights %3d%%"):format(percent), percent == 100 and "\n" or "")
+    end
+  end
+end
+
+local Session = {}
+Session.__index = Session
+
+--- One forward pass on this rank: ids drawn (rows that need no filters) and, when the record asks,
+-- all logits (float32 [rows, vocab]).
+function Session:execute(step)
+  core.arena.begin_step()
+  local hidden = self.model.forward(step)
+  if step.num_logits == 0 then return nil end
+  local rows = core.gather_rows(hidden, step.logits_indices)
+  local logits = self.model.lm_head:forward(rows)
+  if step.gather_logits then
+    local full = self.model.lm_head:gather(logits)
+    return self.sampler:forward(logits, step), full
+  end
+  return self.sampler:forward(logits, step)
+end
+
+-- Ranks other than 0: execute what is published until the stop record.
+local function follow(session)
+  while true do
+    local step = core.step_receive()
+    if step.kind == "stop" then return end
+    session:execute(step)
+  end
+end
+
+-- All ranks must have run the same script and the same model files.
+local function compare_scripts(everyone, rank, text)
+  local theirs = everyone:broadcast_value(text, 0)
+  if theirs ~= text then
+    error(("rank %d read another model script than rank 0; all ranks must run the same"):format(rank.rank), 0)
+  end
+end
+
+local function cache_blocks(session, options, attentions)
+  local per_block = 0
+  for _, attention in ipairs(attentions) do per_block = per_block + attention:bytes_per_block(session.block_tokens) end
+  local blocks
+  if options.kv_cache_bytes and per_block > 0 then
+    blocks = math.floor(options.kv_cache_bytes / per_block)
+    if blocks < 1 then
+      error({ usage = true, message = ("--kv-cache-bytes %d holds no block: one block of %d tokens takes %d bytes on this rank")
+        :format(options.kv_cache_bytes, session.block_tokens, per_block) }, 0)
+    end
+  else
+    blocks = math.ceil((options.cache_tokens or math.min(session.cfg.max_position_embeddings, 8192)) / session.block_tokens)
+  end
+  -- Block ids are shared: the rank with the least room decides for all.
+  local least = session.everyone:all_reduce(core.tensor({ 1 }, "int32", { -math.min(blocks, 2 ^ 30) }), "max")
+  return -least:get(0), per_block
+end
+
+--- Builds this rank's model. Collective.
+function runtime.build(options)
+  local rank = core.rank()
+  local began = core.now()
+  local cfg = config.load(options.model)
+  cfg.compute_dtype = compute_dtype(options, cfg)
+  local model, name, text = runtime.load_model(options, cfg)
+  local policy = policies.from_options(options)
+  core.groups.create_all(policy:groups())
+  local default, overrides = policies.lowered(policy, rank.rank)
+  core.layer_parallel.init(default, overrides)
+  local session = setmetatable({
+    cfg = cfg, name = name, policy = policy, rank = rank, model_dir = options.model,
+    everyone = core.groups.everyone(), log = logger(options, rank),
+  }, Session)
+  compare_scripts(session.everyone, rank, text)
+
+  local checkpoint = core.checkpoint.open(options.model, { format = options.load_format or "auto" })
+  local weights = Weights.new(checkpoint, {
+    param_dtype = cfg.compute_dtype == "float32" and "auto" or cfg.compute_dtype,
+    dummy_dtype = cfg.dtype, on_tensor = progress(options, rank, cfg),
+  })
+  local attentions, nn = {}, require "weft.nn"
+  nn.on_attention = function(attention) attentions[#attentions + 1] = attention end
+  session.model = model.build(cfg, weights, { get = function(_, ...) return core.layer_parallel.get(...) end })
+  nn.on_attention = function() end
+  if type(session.model) ~= "table" or type(session.model.forward) ~= "function" or not session.model.lm_head then
+    error(("build of model '%s' must return a table with forward(step) and lm_head"):format(name), 0)
+  end
+  session.sampler = core.sampler.new(session.model.lm_head)
+  session.attentions = attentions
+  session.block_tokens = (options.block_size or 16) * policy.context_lcm
+  session.num_blocks, session.bytes_per_block = cache_blocks(session, options, attentions)
+  for _, attention in ipairs(attentions) do attention:bind_cache(session.num_blocks, session.block_tokens) end
+  if rank.rank == 0 then session.tokenizer = core.tokenizer.load(options.model) end
+  session.load_ms = (core.now() - began) * 1000
+  session.log("cache: %d blocks of %d tokens, %.1f MB on rank 0", session.num_blocks, session.block_tokens,
+    session.num_blocks * session.bytes_per_block / 1e6)
+  return session
+end
+
+--- What each rank runs (called by core.spawn): build, then the job on rank 0.
+function runtime.rank_main(options, module, name, argument)
+  local session = runtime.build(options)
+  local result
+  if session.rank.rank == 0 then
+    local engine = require("weft.engine").new(session, options)
+    result = require(module)[name](engine, options, argument)
+    engine.record:build { kind = "stop" }
+    engine.record:publish()
+  else
+    follow(session)
+  end
+  core.groups.close()
+  return result
+end
+
+--- Starts the ranks and gives what the job `module.name(engine, options, argument)` returned.
+function runtime.launch(options, module, name, argument)
+  local setup = runtime.check(options)
+  local results = core.spawn {
+    ranks = setup.num_ranks, fn = { module = "weft.runtime", ["function"] = "rank_main" },
+    args = { options, module, name, argument }, timeout = options.timeout, verbose = options.verbose,
+    on_interrupt = options.on_interrupt,
+  }
+  return results[1]
+end
+
+return runtime
