@@ -1,6 +1,9 @@
 /* bind/core.c - opens the module `weft.core`. Opening it again in the same state is harmless. */
 #include "bind/core.h"
 
+#include <time.h>
+#include <unistd.h>
+
 #include "bind/box.h"
 #include "base/pool.h"
 
@@ -16,6 +19,22 @@ static int l_cpu_cores(lua_State *L)
     return 1;
 }
 
+/* core.now() -> seconds of a clock that only runs forward */
+static int l_now(lua_State *L)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    lua_pushnumber(L, (lua_Number)t.tv_sec + (lua_Number)t.tv_nsec * 1e-9);
+    return 1;
+}
+
+/* core.isatty(fd) */
+static int l_isatty(lua_State *L)
+{
+    lua_pushboolean(L, isatty((int)luaL_checkinteger(L, 1)));
+    return 1;
+}
+
 /* core._methods("weft.tensor") -> table of methods, for help and completion. */
 static int l_methods(lua_State *L)
 {
@@ -28,7 +47,8 @@ static int l_methods(lua_State *L)
 void weft_open_base(lua_State *L)
 {
     static const luaL_Reg functions[] = {
-        {"live_objects", l_live_objects}, {"cpu_cores", l_cpu_cores}, {"_methods", l_methods}, {NULL, NULL}};
+        {"live_objects", l_live_objects}, {"cpu_cores", l_cpu_cores}, {"_methods", l_methods},
+        {"now", l_now}, {"isatty", l_isatty}, {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
     lua_pushliteral(L, WEFT_VERSION);
     lua_setfield(L, -2, "version");

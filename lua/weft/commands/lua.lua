@@ -4,8 +4,8 @@ local lua = {}
 function lua.run(options)
   local path = options.args[1]
   if not path or path == "--help" then
-    local flags = require "weft.flags"
-    (path and io.stdout or io.stderr):write(flags.help "lua")
+    local out = path and io.stdout or io.stderr
+    out:write(require("weft.flags").help "lua")
     return path and 0 or 2
   end
   local chunk, message = loadfile(path)

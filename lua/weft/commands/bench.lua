@@ -1,0 +1,121 @@
+--- weft bench: prefill and decode, timed apart on the engine's own path.
+local core = require "weft.core"
+
+local bench = {}
+
+-- Ids without meaning, the same each time; never all equal.
+local function random_ids(count, vocab, seed)
+  local ids, state = {}, seed * 2654435761 % 4294967296
+  for i = 1, count do
+    state = (state * 1664525 + 1013904223) % 4294967296
+    ids[i] = math.floor(state / 65536) % vocab
+  end
+  return ids
+end
+
+-- Bytes read and written a second by copying between two buffers larger than any cache.
+local function copy_speed()
+  local bytes = 128 * 2 ^ 20
+  local a, b = core.tensor({ bytes / 4 }, "float32"), core.tensor({ bytes / 4 }, "float32")
+  a:fill(1)
+  local best = math.huge
+  for _ = 1, 3 do
+    local began = core.now()
+    b:copy(a)
+    best = math.min(best, core.now() - began)
+  end
+  a:close()
+  b:close()
+  return 2 * bytes / best
+end
+
+-- Bytes a decode step reads on this rank: every weight once, and the cache of each request.
+local function step_bytes(engine, batch, context)
+  local session = engine.session
+  return session.weight_bytes + batch * context / session.block_tokens * session.bytes_per_block
+end
+
+local function prefill(engine, options)
+  local request = engine:submit { prompt_ids = random_ids(options.prefill, engine.vocab_size, 1), max_tokens = 1, ignore_eos = true }
+  local began = core.now()
+  engine:run()
+  local ms = (core.now() - began) * 1000
+  assert(request.finish_reason == "length")
+  return { tokens = options.prefill, ms = ms, tok_per_s = options.prefill / ms * 1000 }
+end
+
+local function decode(engine, options)
+  local requests = {}
+  for i = 1, options.batch do
+    requests[i] = engine:submit { prompt_ids = random_ids(options.context, engine.vocab_size, i + 1), ignore_eos = true,
+      max_tokens = options.steps + 8 }
+  end
+  while true do -- the prompts, and two steps to warm up
+    local ready = true
+    for _, request in ipairs(requests) do ready = ready and #request.output_ids >= 2 end
+    if ready then break end
+    engine:step()
+  end
+  local times = {}
+  for i = 1, options.steps do
+    local began = core.now()
+    engine:step()
+    times[i] = (core.now() - began) * 1000
+  end
+  for _, request in ipairs(requests) do request:cancel() end
+  engine:run()
+  table.sort(times)
+  local ms = times[math.ceil(#times / 2)]
+  local bytes = step_bytes(engine, options.batch, options.context) / (ms / 1000)
+  return { batch = options.batch, context = options.context, ms = ms, tok_per_s = options.batch / ms * 1000,
+    gb_per_s = bytes / 1e9, percent_of_copy = 100 * bytes * engine.session.rank.world_size / copy_speed() }
+end
+
+-- Bytes and seconds of the exchange of attention, per layer and step, on rank 0.
+local function exchange(engine, steps_before)
+  local list = {}
+  for i, attention in ipairs(engine.session.attentions) do
+    local traffic = attention:traffic()
+    local steps = math.max(1, engine.timing.steps - steps_before)
+    list[i] = { bytes_per_step = traffic.bytes / steps, ms_per_step = traffic.seconds * 1000 / steps }
+  end
+  return list
+end
+
+--- The job on rank 0.
+function bench.job(engine, options)
+  engine.prefix_reuse = false
+  prefill(engine, { prefill = math.min(options.prefill, 64) }) -- warm
+  local before = engine.timing.steps
+  local result = { prefill = prefill(engine, options), decode = decode(engine, options),
+    kv_bytes_per_rank = core.json.array(engine.session.kv_bytes_per_rank) }
+  result.exchange = core.json.array(exchange(engine, before))
+  if options.json then
+    io.stdout:write(core.json.encode(result), "\n")
+    return 0
+  end
+  local p, d = result.prefill, result.decode
+  io.stdout:write(("prefill  %6d tokens             %9.2f ms  %9.1f tok/s\n"):format(p.tokens, p.ms, p.tok_per_s))
+  io.stdout:write(("decode   batch %-4d context %-7d %9.3f ms  %9.1f tok/s  %6.2f GB/s  %5.1f%% of copy speed\n")
+    :format(d.batch, d.context, d.ms, d.tok_per_s, d.gb_per_s, d.percent_of_copy))
+  local first = result.exchange[1]
+  if first and first.bytes_per_step > 0 then
+    io.stdout:write(("exchange %.1f KB and %.3f ms a layer and step on rank 0\n"):format(first.bytes_per_step / 1e3, first.ms_per_step))
+  end
+  io.stdout:write("cache    ")
+  for rank, bytes in ipairs(result.kv_bytes_per_rank) do io.stdout:write(("rank %d %.2f MB  "):format(rank - 1, bytes / 1e6)) end
+  io.stdout:write "\n"
+  return 0
+end
+
+function bench.run(options)
+  options.batch, options.context, options.steps = options.batch or 1, options.context or 128, options.steps or 32
+  options.prefill = options.prefill or options.context
+  options.max_batch = math.max(options.batch, options.max_batch or 64)
+  options.prefill_chunk = options.prefill_chunk or 2048
+  local each = options.context + options.steps + 16
+  options.cache_tokens = math.max(options.prefill + 64, options.batch * (each + 1024))
+  return require("weft.runtime").launch(options, "weft.commands.bench", "job")
+end
+
+return bench

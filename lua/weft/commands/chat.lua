@@ -1,0 +1,87 @@
+--- weft chat: a conversation at the terminal. Ctrl-C stops an answer, Ctrl-D leaves.
+local core = require "weft.core"
+local run = require "weft.commands.run"
+
+local chat = {}
+
+local function read_line(prompt, interactive)
+  if interactive and core.readline then return core.readline(prompt) end
+  if interactive then
+    io.stdout:write(prompt)
+    io.stdout:flush()
+  end
+  return io.stdin:read "*l"
+end
+
+-- The sampling that the checkpoint recommends, under what flags say.
+local function params_of(options, generation)
+  local params = run.params(options)
+  for _, key in ipairs { "temperature", "top_p", "top_k", "min_p", "repetition_penalty" } do
+    if params[key] == nil then params[key] = generation[key] end
+  end
+  if generation.do_sample == false and options.temperature == nil then params.temperature = 0 end
+  params.max_tokens = params.max_tokens or 512
+  return params
+end
+
+--- One answer: streams it and gives its text.
+local function answer(engine, template, messages, params)
+  local request_params = {}
+  for key, value in pairs(params) do request_params[key] = value end
+  request_params.prompt_ids = template:encode(engine.tokenizer, messages)
+  request_params.stop_ids = template:stop_ids(engine.tokenizer)
+  request_params.on_token = function(_, _, text)
+    io.stdout:write(text)
+    io.stdout:flush()
+  end
+  local request = engine:submit(request_params)
+  while request.state ~= "finished" do
+    engine:step()
+    if core.interrupted() then request:cancel() end
+  end
+  io.stdout:write "\n"
+  io.stdout:flush()
+  return request.text
+end
+
+--- The job on rank 0.
+function chat.job(engine, options)
+  if not engine.tokenizer then
+    error({ message = "weft chat needs tokenizer.json in " .. engine.model_dir, code = "io" }, 0)
+  end
+  local template = require("weft.chat").template(engine.session.cfg, engine.tokenizer, engine.model_dir)
+  local params = params_of(options, engine.session.cfg.generation or {})
+  local messages = {}
+  if options.system then messages[1] = { role = "system", content = options.system } end
+  local interactive = core.isatty(0)
+  if interactive then
+    io.stderr:write(("%s, %s template. Ctrl-C stops an answer, Ctrl-D leaves.\n"):format(engine.session.name, template.family))
+  end
+  while true do
+    local line = read_line("> ", interactive)
+    core.interrupted() -- Ctrl-C at the prompt is no answer's
+    if not line then break end
+    if line:match "%S" then
+      messages[#messages + 1] = { role = "user", content = line }
+      local ok, text = pcall(answer, engine, template, messages, params)
+      if ok then
+        messages[#messages + 1] = { role = "assistant", content = text }
+      elseif type(text) == "table" and text.code == "invalid" or text.code == "memory" then
+        io.stderr:write("weft: ", text.message, "\n") -- the history is too long, say: the conversation goes on
+        messages[#messages] = nil
+        if not interactive then return 1 end
+      else
+        error(text, 0)
+      end
+    end
+  end
+  if interactive then io.stdout:write "\n" end
+  return 0
+end
+
+function chat.run(options)
+  options.on_interrupt = "flag"
+  return require("weft.runtime").launch(options, "weft.commands.chat", "job")
+end
+
+return chat
