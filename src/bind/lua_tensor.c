@@ -51,6 +51,7 @@ static void fill_from_table(lua_State *L, int index, weft_tensor *tensor)
 
 static int l_tensor(lua_State *L)
 {
+    lua_settop(L, 3);
     int64_t shape[WEFT_MAX_DIMS];
     int ndim = check_shape(L, 1, shape);
     weft_dtype dtype = check_dtype(L, 2, WEFT_F32);
