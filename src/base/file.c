@@ -1,0 +1,116 @@
+/* base/file.c - files that come in. */
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static weft_status refuse(const char *path, int error)
+{
+    char text[128];
+    return weft_fail(WEFT_IO, "%s: %s", path, strerror_r(error, text, sizeof text));
+}
+
+static weft_status open_regular(const char *path, int *fd, size_t *bytes)
+{
+    struct stat st;
+    int opened = open(path, O_RDONLY | O_CLOEXEC);
+    if (opened < 0) return refuse(path, errno);
+    int error = fstat(opened, &st) != 0 ? errno : S_ISDIR(st.st_mode) ? EISDIR : 0;
+    if (error != 0 || !S_ISREG(st.st_mode)) {
+        close(opened);
+        return error != 0 ? refuse(path, error) : weft_fail(WEFT_IO, "%s: not a regular file", path);
+    }
+    *fd = opened;
+    *bytes = (size_t)st.st_size;
+    return WEFT_OK;
+}
+
+static void file_destroy(weft_object *object)
+{
+    weft_file *file = (weft_file *)object;
+    if (file->bytes > 0) munmap((void *)file->data, file->bytes);
+    free(file->path);
+    free(file);
+}
+
+weft_status weft_file_map(weft_file **out, const char *path)
+{
+    int fd;
+    size_t bytes;
+    WEFT_TRY(open_regular(path, &fd, &bytes));
+    void *data = bytes == 0 ? (void *)"" : mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    int error = errno;
+    close(fd);
+    if (data == MAP_FAILED) return refuse(path, error);
+    weft_file *file = calloc(1, sizeof *file);
+    char *copy = strdup(path);
+    if (file == NULL || copy == NULL) {
+        if (bytes > 0) munmap(data, bytes);
+        free(file);
+        free(copy);
+        return weft_fail(WEFT_MEMORY, "no memory to map %s", path);
+    }
+    weft_object_init(&file->object, file_destroy);
+    file->path = copy;
+    file->data = data;
+    file->bytes = bytes;
+    *out = file;
+    return WEFT_OK;
+}
+
+void weft_file_will_read(const void *begin, size_t bytes)
+{
+#ifdef MADV_POPULATE_READ
+    /* One call fills the page table; a fault for each 64 KiB costs more than the copy itself. */
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), skew = (size_t)begin % page;
+    if (bytes >= 64 * page) (void)madvise((char *)begin - skew, bytes + skew, MADV_POPULATE_READ);
+#else
+    (void)begin;
+    (void)bytes;
+#endif
+}
+
+weft_status weft_file_read(const char *path, size_t limit, char **text, size_t *bytes)
+{
+    int fd;
+    size_t size, used = 0;
+    WEFT_TRY(open_regular(path, &fd, &size));
+    if (size > limit) {
+        close(fd);
+        return weft_fail(WEFT_FORMAT, "%s: %zu bytes, more than the %zu that such a file may have", path, size, limit);
+    }
+    char *buffer = malloc(size + 1);
+    if (buffer == NULL) {
+        close(fd);
+        return weft_fail(WEFT_MEMORY, "no memory to read %s", path);
+    }
+    while (used < size) {
+        ssize_t got = read(fd, buffer + used, size - used);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) {
+            int error = errno;
+            close(fd);
+            free(buffer);
+            return refuse(path, error);
+        }
+        if (got == 0) break; /* shorter than it was a moment ago */
+        used += (size_t)got;
+    }
+    close(fd);
+    buffer[used] = 0;
+    *text = buffer;
+    *bytes = used;
+    return WEFT_OK;
+}
+
+int weft_file_kind(const char *path)
+{
+    struct stat st;
+    if (stat(path, &st) != 0) return 0;
+    return S_ISREG(st.st_mode) ? 1 : S_ISDIR(st.st_mode) ? 2 : 0;
+}
