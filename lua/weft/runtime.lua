@@ -150,7 +150,8 @@ function runtime.build(options)
   }, Session)
   compare_scripts(session.everyone, rank, text)
 
-  local checkpoint = core.checkpoint.open(options.model, { format = options.load_format or "auto" })
+  local checkpoint, why, code = core.checkpoint.open(options.model, { format = options.load_format or "auto" })
+  if not checkpoint then error({ message = why, code = code }, 0) end
   local weights = Weights.new(checkpoint, {
     param_dtype = cfg.compute_dtype == "float32" and "auto" or cfg.compute_dtype,
     dummy_dtype = cfg.dtype, on_tensor = progress(options, rank, cfg),
