@@ -228,10 +228,9 @@ static int refuse_newindex(lua_State *L)
     return luaL_error(L, "%s is immutable: cannot set '%s'", lua_tostring(L, lua_upvalueindex(1)), lua_tostring(L, -1));
 }
 
-/* A value, not a box: the userdata is the struct itself, so there is nothing to close. */
-static void value_class(lua_State *L, const char *tname, lua_CFunction index, lua_CFunction eq, lua_CFunction tostring)
+void weft_value_class(lua_State *L, const char *tname, lua_CFunction index, lua_CFunction eq, lua_CFunction tostring)
 {
-    const luaL_Reg functions[] = {{"__index", index}, {"__eq", eq}, {"__tostring", tostring}, {NULL, NULL}};
+    const luaL_Reg functions[] = {{"__index", index}, {"__tostring", tostring}, {eq != NULL ? "__eq" : NULL, eq}, {NULL, NULL}};
     if (luaL_newmetatable(L, tname)) {
         luaL_setfuncs(L, functions, 0);
         lua_pushstring(L, tname);
@@ -246,8 +245,8 @@ static void value_class(lua_State *L, const char *tname, lua_CFunction index, lu
 void weft_open_plan_values(lua_State *L)
 {
     static const luaL_Reg functions[] = {{"axis", l_axis}, {"plan", l_plan}, {NULL, NULL}};
-    value_class(L, WEFT_AXIS, axis_index, axis_eq, axis_tostring);
-    value_class(L, WEFT_PLAN, plan_index, plan_eq, plan_tostring);
+    weft_value_class(L, WEFT_AXIS, axis_index, axis_eq, axis_tostring);
+    weft_value_class(L, WEFT_PLAN, plan_index, plan_eq, plan_tostring);
     luaL_setfuncs(L, functions, 0);
 }
 
@@ -256,4 +255,6 @@ void weft_open_plan(lua_State *L)
     weft_open_plan_values(L);
     weft_open_layer_parallel(L);
     weft_open_layout(L);
+    weft_open_parallel_config(L);
+    weft_open_policy(L);
 }
