@@ -1,0 +1,144 @@
+--- From what was typed to a policy: plan flags, or --plan FILE.lua; and its check against a model.
+local core = require "weft.core"
+
+local policies = {}
+
+local error_meta = { __tostring = function(err) return err.message end }
+
+local function raise(code, format, ...)
+  error(setmetatable({ code = code, message = format:format(...) }, error_meta), 0)
+end
+
+local function fail(format, ...) raise("invalid", format, ...) end
+
+-- Flags that say how the model is cut; --plan stands for all of them.
+local plan_flags = {
+  { "tensor_parallel_size", "-tp" }, { "tensor_parallel_size_attention", "-tpa" },
+  { "decode_context_parallel_size", "-dcp" }, { "dcp_comm_backend", "--dcp-comm-backend" },
+  { "cp_kv_cache_interleave_size", "--cp-kv-cache-interleave-size" }, { "expert_parallel_size", "-ep" },
+}
+
+local function is_policy(value)
+  return type(value) == "userdata" and getmetatable(value) == "weft.policy"
+end
+
+--- The parallel sizes of flags, checked together: a weft.parallel_config.
+function policies.parallel_config(options)
+  local given = { block_size = options.block_size }
+  for _, flag in ipairs(plan_flags) do given[flag[1]] = options[flag[1]] end
+  return core.parallel_config(given)
+end
+
+--- A policy with the same sizes.
+function policies.from_config(config)
+  return core.policy {
+    tensor = config.tensor_parallel_size,
+    attention = { tensor = config.attention_tp_size, context = config.decode_context_parallel_size },
+    mlp = config.tensor_parallel_size_mlp and { tensor = config.tensor_parallel_size_mlp },
+    experts = config.expert_parallel_size > 1 and { expert = config.expert_parallel_size } or nil,
+    interleave = config.cp_kv_cache_interleave_size,
+    exchange = config.dcp_comm_backend,
+    block_size = config.block_size,
+  }
+end
+
+-- Runs a plan script: what it returns, raising one line when it cannot be run.
+local function run_script(path)
+  local file, message = io.open(path, "rb")
+  if not file then raise("io", "cannot read the plan: %s", message) end
+  local text = file:read "*a"
+  file:close()
+  local chunk, syntax = loadstring(text, "@" .. path)
+  if not chunk then fail("the plan has a syntax error: %s", syntax) end
+  local ok, result = pcall(chunk)
+  if not ok then fail("the plan %s failed: %s", path, type(result) == "table" and result.message or tostring(result)) end
+  return result
+end
+
+-- A policy, or the table of sizes that makes one.
+local function as_policy(value, path)
+  if is_policy(value) then return value end
+  if type(value) == "table" then return core.policy(value) end
+  fail("the plan %s must return a weft.policy{...}, got %s", path, value == nil and "nothing" or type(value))
+end
+
+--- The policy that a plan script returns.
+function policies.load(path)
+  return as_policy(run_script(path), path)
+end
+
+--- The list of policies that a plan script returns, for `verify --plans FILE.lua`: a list of
+-- policies or tables of sizes, or a single one.
+function policies.load_list(path)
+  local result = run_script(path)
+  if type(result) ~= "table" or result[1] == nil then return { as_policy(result, path) } end
+  local list = {}
+  for i, value in ipairs(result) do list[i] = as_policy(value, path) end
+  return list
+end
+
+--- The policy of parsed flags (weft.flags): `policy` (a table of sizes, from a program), `plan`
+-- (a script) or the plan flags.
+function policies.from_options(options)
+  if options.policy then return is_policy(options.policy) and options.policy or core.policy(options.policy) end
+  if not options.plan then return policies.from_config(policies.parallel_config(options)) end
+  for _, flag in ipairs(plan_flags) do
+    if options[flag[1]] ~= nil then fail("--plan cannot be combined with %s: the plan says how the model is cut", flag[2]) end
+  end
+  local policy = policies.load(options.plan)
+  if options.block_size and options.block_size ~= policy.block_size then
+    fail("--block-size %d, but the plan %s has block_size %d; set it there", options.block_size, options.plan, policy.block_size)
+  end
+  return policy
+end
+
+--- Experts of a model under the names that checkpoints use: how many, and the width of one.
+function policies.experts_of(cfg)
+  local count = cfg.num_local_experts or cfg.num_experts or cfg.n_routed_experts or 0
+  if count == 0 then return 0, 0 end
+  return count, cfg.moe_intermediate_size or cfg.intermediate_size
+end
+
+--- Width of the dense MLP; 0 when every layer has experts.
+function policies.mlp_width(cfg)
+  local count = policies.experts_of(cfg)
+  local dense = (cfg.first_k_dense_replace or 0) > 0 or (type(cfg.mlp_only_layers) == "table" and #cfg.mlp_only_layers > 0)
+  if count > 0 and not dense then return 0 end
+  return cfg.intermediate_size or 0
+end
+
+--- What the rules need to know of a model. `supports(type)` tells which layer types take plans.
+function policies.model_numbers(cfg, name, supports)
+  local types = {}
+  for _, layer_type in ipairs { "attention", "mlp", "experts" } do
+    if supports(layer_type) then types[#types + 1] = layer_type end
+  end
+  local num_experts, expert_width = policies.experts_of(cfg)
+  return {
+    architecture = name, supported_layer_types = types,
+    num_attention_heads = cfg.num_attention_heads, num_key_value_heads = cfg.num_key_value_heads,
+    intermediate_size = policies.mlp_width(cfg), vocab_size = cfg.vocab_size,
+    num_hidden_layers = cfg.num_hidden_layers, num_experts = num_experts, moe_intermediate_size = expert_width,
+  }
+end
+
+--- Whether the model can be cut so: true, or nil and one line.
+-- model = { name =, supports = function(name, layer_type) }
+function policies.validate(policy, cfg, model)
+  local numbers = policies.model_numbers(cfg, model.name, function(layer_type) return model.supports(model.name, layer_type) end)
+  local ok, err = pcall(policy.validate_model, policy, numbers)
+  -- An encoder takes the default plan whatever attention is given.
+  if ok and cfg.is_causal == false then
+    local plain = core.policy { tensor = policy.tensor }
+    ok, err = pcall(plain.validate_model, plain, numbers)
+  end
+  if ok then return true end
+  return nil, type(err) == "table" and err.message or tostring(err)
+end
+
+--- The plans of a rank, as layer_parallel.init takes them: default plan, overrides.
+function policies.lowered(policy, rank)
+  return policy:lower(rank)
+end
+
+return policies
