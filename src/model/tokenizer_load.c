@@ -256,18 +256,31 @@ static weft_status load_root(weft_tokenizer *t, const char *file, json_t *root)
     return weft__load_decoder(t, file, json_object_get(root, "decoder"));
 }
 
+/* Messages quote the file, and are one line whatever it holds. */
+static weft_status on_one_line(weft_status status)
+{
+    char text[1024];
+    snprintf(text, sizeof text, "%s", weft_error_message());
+    for (char *c = text; *c != 0; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    return weft_fail(status, "%s", text);
+}
+
 weft_status weft_tokenizer_parse(weft_tokenizer **out, const char *name, const char *json, size_t bytes)
 {
     json_error_t error;
     json_t *root = json_loadb(json, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
-    if (root == NULL) return weft_fail(WEFT_FORMAT, "%s: not JSON: line %d: %s", name, error.line, error.text);
+    if (root == NULL) return on_one_line(weft_fail(WEFT_FORMAT, "%s: not JSON: line %d: %s", name, error.line, error.text));
     weft_tokenizer *t = NULL;
     weft_status status = weft__tokenizer_new(&t);
     if (status == WEFT_OK) status = load_root(t, name, root);
     json_decref(root);
-    if (status == WEFT_OK) *out = t;
-    else WEFT_RELEASE(t);
-    return status;
+    if (status == WEFT_OK) {
+        *out = t;
+        return WEFT_OK;
+    }
+    WEFT_RELEASE(t);
+    return on_one_line(status);
 }
 
 static weft_status read_file(const char *path, char **out, size_t *bytes)
