@@ -244,7 +244,8 @@ weft_status weft_gather_rows_cpu(const weft_gather_rows_args *args, weft_pool *p
  * the largest logit, no noise. Ties go to the lower id. NaN never wins; a row of NaN gives the
  * lowest id and value -inf.
  * gumbel = -log(-log(u)), u from Philox4x32-10 keyed by the seed with counter
- * (id / 4, position, 0, 0), lane id % 4, u = (x + 0.5) / 2^32. */
+ * (id / 4, position, 0, 0), lane id % 4, u = (x + 0.5) / 2^32; u and both logs in double, the
+ * result rounded once to float32. */
 typedef struct weft_sample_args {
     const float *logits; /* (rows, count), logits_stride */
     const float *temperature; /* (rows) */
@@ -255,6 +256,8 @@ typedef struct weft_sample_args {
     int64_t rows, first, count, logits_stride;
 } weft_sample_args;
 weft_status weft_sample_cpu(const weft_sample_args *args, weft_pool *pool);
+/* The u above, in (0, 1). */
+double weft_sample_uniform(uint64_t seed, int32_t position, int32_t id);
 
 /* The name of the CPU instruction set in use: "avx512", "avx2", "scalar". WEFT_CPU_ISA lowers it. */
 const char *weft_cpu_isa(void);

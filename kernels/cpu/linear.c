@@ -1,0 +1,227 @@
+/* kernels/cpu/linear.c - y = x w^T + bias.
+ *
+ * Few tokens: every row of w is read once, at memory speed, for all of them (gemv). Many: x is
+ * packed into panels once, blocks of w are widened to float32 in cache and multiplied with every
+ * panel (product). Both cut n over the pool. */
+#include <inttypes.h>
+#include <stdatomic.h>
+
+#include "kernels/cpu/cpu.h"
+
+enum {
+    GEMV_TOKENS = 16,   /* up to here w streams past the tokens */
+    GEMV_ROWS = 64,     /* rows of w between two stores of y */
+    TOKEN_BLOCK = 512,  /* tokens packed at once: scratch is TOKEN_BLOCK * k floats */
+    ROW_BLOCK = 48,     /* rows of w widened at once */
+    K_BLOCK = 256,      /* columns of w widened at once */
+    PACK_K = 128,       /* columns of x widened at once, per lane */
+    MAX_LANES = 32
+};
+
+/* y[t][row .. row + count) = values + bias (+ y) */
+static void finish(const weft_linear_args *a, const weft_isa_table *isa, int64_t t, int64_t row, float *values, int64_t count)
+{
+    float other[GEMV_ROWS];
+    void *y = weft__at_mut(a->y, a->y_dtype, t * a->y_stride + row);
+    if (a->bias != NULL) {
+        isa->widen(other, weft__at(a->bias, a->bias_dtype, row), a->bias_dtype, count);
+        isa->add(values, other, count);
+    }
+    if (a->add) {
+        isa->widen(other, y, a->y_dtype, count);
+        isa->add(values, other, count);
+    }
+    isa->narrow(y, a->y_dtype, values, count);
+}
+
+/* ---- few tokens ---- */
+
+typedef struct {
+    const weft_linear_args *args;
+    const weft_isa_table *isa;
+    const float *x;
+    int64_t x_stride;
+} gemv_job;
+
+static void gemv_rows(void *context, int part, int parts)
+{
+    const gemv_job *job = context;
+    const weft_linear_args *a = job->args;
+    float out[GEMV_TOKENS * GEMV_ROWS];
+    long begin, end;
+    weft_pool_range(a->n, 4, part, parts, &begin, &end);
+    for (long row = begin; row < end; row += GEMV_ROWS) {
+        weft_isa_gemv_args g = {
+            .w = weft__at(a->w, a->w_dtype, row * a->w_stride),
+            .x = job->x,
+            .out = out,
+            .scale = a->scale,
+            .scale_row = a->scale_row != NULL ? a->scale_row + row : NULL,
+            .rows = weft__min(GEMV_ROWS, end - row),
+            .tokens = a->tokens,
+            .k = a->k,
+            .w_stride = a->w_stride,
+            .x_stride = job->x_stride,
+            .out_stride = GEMV_ROWS,
+            .scale_stride = a->scale_stride,
+            .scale_phase = a->scale_col_phase,
+            .w_dtype = a->w_dtype,
+        };
+        job->isa->gemv(&g);
+        for (int64_t t = 0; t < a->tokens; t++) finish(a, job->isa, t, row, out + t * GEMV_ROWS, g.rows);
+    }
+}
+
+static weft_status gemv(const weft_linear_args *a, const weft_isa_table *isa, weft_pool *pool)
+{
+    gemv_job job = {a, isa, a->x, a->x_stride};
+    if (a->x_dtype != WEFT_F32) {
+        void *scratch = NULL;
+        WEFT_TRY(weft__scratch((size_t)a->tokens * (size_t)a->k * 4, &scratch));
+        float *x = scratch;
+        for (int64_t t = 0; t < a->tokens; t++)
+            isa->widen(x + t * a->k, weft__at(a->x, a->x_dtype, t * a->x_stride), a->x_dtype, a->k);
+        job.x = x;
+        job.x_stride = a->k;
+    }
+    weft_pool_run(a->n * (a->k + 1) < 16384 ? NULL : pool, gemv_rows, &job);
+    return WEFT_OK;
+}
+
+/* ---- many tokens ---- */
+
+typedef struct {
+    const weft_linear_args *args;
+    const weft_isa_table *isa;
+    float *packed;        /* panels of this token block, k * lanes floats each */
+    float *worker;        /* per part: a widened block of w, then sums (ROW_BLOCK, panels * lanes) */
+    int64_t worker_floats;
+    int64_t first, tokens, panels; /* the token block */
+    int64_t row_block;
+    atomic_long next; /* block of rows that is taken next */
+} product_job;
+
+static void pack_panels(void *context, int part, int parts)
+{
+    product_job *job = context;
+    const weft_linear_args *a = job->args;
+    const int64_t lanes = job->isa->lanes;
+    float wide[MAX_LANES * PACK_K];
+    long begin, end;
+    weft_pool_range(job->panels, 1, part, parts, &begin, &end);
+    for (long panel = begin; panel < end; panel++) {
+        int64_t token = panel * lanes, count = weft__min(lanes, job->tokens - token);
+        float *to = job->packed + panel * lanes * a->k;
+        for (int64_t k = 0; k < a->k; k += PACK_K) {
+            int64_t n = weft__min(PACK_K, a->k - k);
+            for (int64_t t = 0; t < count; t++)
+                job->isa->widen(wide + t * PACK_K, weft__at(a->x, a->x_dtype, (job->first + token + t) * a->x_stride + k),
+                                a->x_dtype, n);
+            job->isa->pack(to + k * lanes, wide, PACK_K, count, n);
+        }
+    }
+}
+
+/* Columns [k, k + count) of one row of w in float32. */
+static void widen_row(const weft_linear_args *a, const weft_isa_table *isa, int64_t row, int64_t k, int64_t count, float *to)
+{
+    isa->widen(to, weft__at(a->w, a->w_dtype, row * a->w_stride + k), a->w_dtype, count);
+    if (a->w_dtype != WEFT_F8E4M3) return;
+    const float *scale = a->scale + a->scale_row[row] * a->scale_stride;
+    for (int64_t j = 0; j < count;) {
+        int64_t column = (a->scale_col_phase + k + j) / 128;
+        int64_t end = weft__min((column + 1) * 128 - a->scale_col_phase - k, count);
+        isa->scale(to + j, scale[column], end - j);
+        j = end;
+    }
+}
+
+static void product_rows(product_job *job, int64_t row, int64_t rows, float *wide, float *sums)
+{
+    const weft_linear_args *a = job->args;
+    const weft_isa_table *isa = job->isa;
+    const int64_t lanes = isa->lanes, stride = job->panels * lanes;
+    for (int64_t k = 0; k < a->k; k += K_BLOCK) {
+        int64_t n = weft__min(K_BLOCK, a->k - k);
+        for (int64_t i = 0; i < rows; i++) widen_row(a, isa, row + i, k, n, wide + i * K_BLOCK);
+        for (int64_t panel = 0; panel < job->panels; panel++)
+            isa->tile(n, wide, K_BLOCK, 1, rows, job->packed + (panel * a->k + k) * lanes, sums + panel * lanes, stride, k > 0);
+    }
+    float lines[MAX_LANES * ROW_BLOCK];
+    for (int64_t token = 0; token < job->tokens; token += lanes) {
+        int64_t count = weft__min(lanes, job->tokens - token);
+        isa->unpack(lines, ROW_BLOCK, sums + token, stride, rows, count);
+        for (int64_t t = 0; t < count; t++) finish(a, isa, job->first + token + t, row, lines + t * ROW_BLOCK, rows);
+    }
+}
+
+static void product_blocks(void *context, int part, int parts)
+{
+    product_job *job = context;
+    float *wide = job->worker + part * job->worker_floats, *sums = wide + ROW_BLOCK * K_BLOCK;
+    for (;;) {
+        int64_t row = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed) * job->row_block;
+        if (row >= job->args->n) return;
+        product_rows(job, row, weft__min(job->row_block, job->args->n - row), wide, sums);
+    }
+}
+
+static weft_status product(const weft_linear_args *a, const weft_isa_table *isa, weft_pool *pool)
+{
+    const int parts = weft_pool_threads(pool);
+    const int64_t lanes = isa->lanes, most = weft__min(a->tokens, TOKEN_BLOCK), panels = (most + lanes - 1) / lanes;
+    product_job job = {.args = a, .isa = isa, .worker_floats = ROW_BLOCK * (K_BLOCK + panels * lanes)};
+    size_t packed_floats, bytes;
+    if (!__builtin_mul_overflow((size_t)(panels * lanes), (size_t)a->k, &packed_floats) &&
+        !__builtin_add_overflow(packed_floats, (size_t)parts * (size_t)job.worker_floats, &bytes) && bytes < SIZE_MAX / 4)
+        bytes *= 4;
+    else return weft_fail(WEFT_INVALID, "linear: %" PRId64 " columns are too many", a->k);
+    void *scratch = NULL;
+    WEFT_TRY(weft__scratch(bytes, &scratch));
+    job.packed = scratch;
+    job.worker = job.packed + packed_floats;
+    /* At least four blocks for each thread, in whole tiles. */
+    int64_t share = a->n / (4 * parts) / isa->tile_rows * isa->tile_rows;
+    job.row_block = weft__min(ROW_BLOCK, weft__max(share, isa->tile_rows));
+    for (job.first = 0; job.first < a->tokens; job.first += TOKEN_BLOCK) {
+        job.tokens = weft__min(TOKEN_BLOCK, a->tokens - job.first);
+        job.panels = (job.tokens + lanes - 1) / lanes;
+        atomic_init(&job.next, 0);
+        weft_pool_run(pool, pack_panels, &job);
+        weft_pool_run(pool, product_blocks, &job);
+    }
+    return WEFT_OK;
+}
+
+static weft_status check(const weft_linear_args *a)
+{
+    const int64_t sizes[] = {a->tokens, a->n, a->k, a->x_stride, a->w_stride, a->y_stride, a->scale_col_phase};
+    WEFT_TRY(weft__check_sizes("linear", "tokens, n, k, x_stride, w_stride, y_stride, scale_col_phase", sizes, 7));
+    WEFT_TRY(weft__check_float("linear", "x", a->x_dtype));
+    WEFT_TRY(weft__check_float("linear", "y", a->y_dtype));
+    if (a->bias != NULL) WEFT_TRY(weft__check_float("linear", "bias", a->bias_dtype));
+    if (a->w_dtype != WEFT_F8E4M3) return weft__check_float("linear", "w", a->w_dtype);
+    if (a->scale == NULL || a->scale_row == NULL)
+        return weft_fail(WEFT_INVALID, "linear: float8_e4m3 weights need scale and scale_row");
+    int64_t columns = (a->scale_col_phase + a->k + 127) / 128;
+    if (a->k > 0 && a->scale_stride < columns)
+        return weft_fail(WEFT_INVALID, "linear: %" PRId64 " columns from phase %" PRId64 " need %" PRId64
+                         " scales a row, there are %" PRId64, a->k, a->scale_col_phase, columns, a->scale_stride);
+    return WEFT_OK;
+}
+
+weft_status weft_linear_cpu(const weft_linear_args *a, weft_pool *pool)
+{
+    WEFT_TRY(check(a));
+    if (a->tokens == 0 || a->n == 0) return WEFT_OK;
+    const weft_isa_table *isa = weft__isa();
+    if (a->tokens > GEMV_TOKENS && a->k > 0) return product(a, isa, pool);
+    weft_linear_args some = *a;
+    for (int64_t t = 0; t < a->tokens; t += GEMV_TOKENS) {
+        some.tokens = weft__min(GEMV_TOKENS, a->tokens - t);
+        some.x = weft__at(a->x, a->x_dtype, t * a->x_stride);
+        some.y = weft__at_mut(a->y, a->y_dtype, t * a->y_stride);
+        WEFT_TRY(gemv(&some, isa, pool));
+    }
+    return WEFT_OK;
+}
