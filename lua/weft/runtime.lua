@@ -165,7 +165,7 @@ function runtime.build(options)
   end
   session.sampler = core.sampler.new(session.model.lm_head)
   session.attentions = attentions
-  session.block_tokens = (options.block_size or 16) * policy.context_lcm
+  session.block_tokens = policy.block_size * policy.context_lcm
   session.num_blocks, session.bytes_per_block = cache_blocks(session, options, attentions)
   for _, attention in ipairs(attentions) do attention:bind_cache(session.num_blocks, session.block_tokens) end
   if rank.rank == 0 then session.tokenizer = core.tokenizer.load(options.model) end

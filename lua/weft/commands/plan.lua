@@ -7,7 +7,7 @@ function plan.run(options)
   local setup = require("weft.runtime").check(options)
   local text = require "weft.plan_text"
   local details = { context = options.context or setup.cfg.max_position_embeddings, batch = options.batch or 1,
-    block_size = options.block_size or 16, name = setup.name }
+    name = setup.name }
   if options.json then
     io.stdout:write(core.json.encode(text.table(setup.policy, setup.cfg, details)), "\n")
   else

@@ -1,0 +1,247 @@
+--- Who holds what under a policy, and what moves, in numbers. Pure arithmetic: no ranks, no weights.
+--
+-- numbers.of(policy, cfg, details) -> {
+--   model, num_ranks, policy, block_size, virtual_block, context, batch, weight_dtype, cache_dtype,
+--   parts = { { type, layers, count, plan, ranks = { row, ... }, moves = { move, ... } }, ... },
+--   ranks = { { rank, weight_bytes, cache_bytes, cache_bytes_allocated, sent_bytes_per_token }, ... } }
+-- A row tells what a rank holds of ONE layer of the part; a move what each rank sends in ONE layer
+-- for each token, counted as collectives count it (all_reduce of S bytes: 2 S (n-1)/n). Predictions
+-- by formula, not measurements. Heads, rows and columns are { first, count }, from 0.
+local core = require "weft.core"
+local policies = require "weft.policy"
+
+local numbers = {}
+
+local element_size = { float32 = 4, bfloat16 = 2, float16 = 2 }
+
+
+local function ceil_div(a, b) return math.floor((a + b - 1) / b) end
+
+-- Layers whose plan (and window) read the same, as one part each, in the order of first appearance.
+local function group_layers(policy, cfg, layer_type)
+  local parts, by_key = {}, {}
+  for i = 0, cfg.num_hidden_layers - 1 do
+    local window = layer_type == "attention" and cfg.window_of and cfg.window_of(i) or 0
+    local key = tostring(policy:get(layer_type, i, 0)) .. " " .. window
+    if not by_key[key] then
+      by_key[key] = { layers = {}, window = window }
+      parts[#parts + 1] = by_key[key]
+    end
+    table.insert(by_key[key].layers, i)
+  end
+  return parts
+end
+
+--- "0-3, 7": layer numbers as ranges.
+local function ranges(layers)
+  local text, i = {}, 1
+  while i <= #layers do
+    local last = i
+    while layers[last + 1] == layers[last] + 1 do last = last + 1 end
+    text[#text + 1] = last > i and ("%d-%d"):format(layers[i], layers[last]) or tostring(layers[i])
+    i = last + 1
+  end
+  return table.concat(text, ", ")
+end
+
+-- ---- weights ----
+
+local Sizes = {}
+Sizes.__index = Sizes
+
+local function sizes_of(cfg)
+  local compute = cfg.compute_dtype or cfg.dtype or "float32"
+  local weight = compute == "float32" and cfg.dtype or compute -- exact mode keeps what the checkpoint has
+  return setmetatable({ cfg = cfg, compute = compute, weight = weight, element = element_size[weight],
+    activation = element_size[compute] }, Sizes)
+end
+
+--- Bytes of a matrix that quantisation applies to.
+function Sizes:linear(rows, columns)
+  if not self.cfg.quantization then return rows * columns * self.element end
+  return rows * columns + ceil_div(rows, 128) * ceil_div(columns, 128) * 4
+end
+
+function Sizes:vector(count) return count * self.element end
+
+-- ---- moves ----
+
+local function all_reduce(bytes, n) return 2 * bytes * (n - 1) / n end
+
+local function add_move(moves, what, axis, bytes)
+  if axis.world_size == 1 then return end
+  moves[#moves + 1] = { what = what, group = axis.group, world_size = axis.world_size, bytes = bytes }
+end
+
+local function attention_moves(cfg, sizes, plan, heads)
+  local moves, n = {}, plan.context.world_size
+  local dim, element = cfg.head_dim, sizes.activation
+  local worked = heads.num_heads
+  if cfg.use_qk_norm then add_move(moves, "all_reduce of q and k variances", plan.input, all_reduce(8, plan.input.world_size)) end
+  if n > 1 then
+    if not plan.reshards_output then -- plain context parallelism: every rank works on the heads of its group
+      add_move(moves, "all_gather of queries", plan.context, (n - 1) * worked * dim * element)
+      worked = worked * n
+    end
+    local own = worked / n
+    if plan.exchange == "a2a" then
+      add_move(moves, "all_to_all of partial outputs", plan.context, (n - 1) * own * (dim * element + 4))
+    else
+      add_move(moves, "all_gather of log-sum-exps", plan.context, (n - 1) * worked * 4)
+      add_move(moves, "reduce_scatter of partial outputs", plan.context, (n - 1) * own * dim * 4)
+    end
+  end
+  add_move(moves, "all_reduce of o_proj", plan.output, all_reduce(cfg.hidden_size * element, plan.output.world_size))
+  return moves
+end
+
+-- ---- parts ----
+
+-- Tokens of a context that a rank keeps; where no layer sees further than a window, only those.
+local function tokens_kept(cfg, plan, context)
+  local function held(length)
+    return core.layout.local_len(length, plan.context.rank, plan.context.world_size, plan.interleave)
+  end
+  local widest = 0
+  for i = 0, cfg.num_hidden_layers - 1 do
+    local window = cfg.window_of and cfg.window_of(i) or 0
+    if window == 0 then return held(context) end
+    widest = math.max(widest, window)
+  end
+  return held(context) - held(math.max(0, context - widest))
+end
+
+local function attention_part(part, policy, cfg, sizes, details)
+  local encoder = cfg.is_causal == false
+  local kind = encoder and "default" or "attention"
+  local dim, hidden = cfg.head_dim, cfg.hidden_size
+  part.type, part.ranks = "attention", {}
+  for rank = 0, policy.num_ranks - 1 do
+    local plan = policy:get(kind, part.layers[1], rank)
+    local h = core.layout.heads { num_heads = cfg.num_attention_heads, num_kv_heads = cfg.num_key_value_heads, plan = plan }
+    local rows = (h.num_heads + 2 * h.num_kv_heads) * dim
+    local weights = sizes:linear(rows, hidden) + sizes:linear(hidden, h.output_num_heads * dim) + sizes:vector(hidden)
+    if cfg.qkv_bias then weights = weights + sizes:vector(rows) end
+    if cfg.attention_bias and plan.output.rank == 0 then weights = weights + sizes:vector(hidden) end
+    if cfg.use_qk_norm then weights = weights + sizes:vector((h.num_heads + h.num_kv_heads) * dim) end
+    local per_token = encoder and 0 or h.num_kv_heads * 2 * dim * sizes.activation
+    local n, virtual = plan.context.world_size, policy.block_size * policy.context_lcm
+    part.ranks[rank + 1] = {
+      rank = rank, input = tostring(plan.input), output = tostring(plan.output), context = tostring(plan.context),
+      q_heads = { h.first_head, h.num_heads }, kv_heads = { h.first_kv_head, h.num_kv_heads },
+      kv_head_replicas = h.num_kv_head_replicas, output_heads = { h.output_first_head, h.output_num_heads },
+      weight_bytes = weights,
+      cache_bytes_per_token = per_token / n,
+      cache_bytes = tokens_kept(cfg, plan, details.context) * per_token * details.batch,
+      cache_bytes_allocated = ceil_div(details.context, virtual) * (virtual / n) * per_token * details.batch,
+    }
+    if rank == 0 then
+      part.plan, part.axes = tostring(plan), plan
+      part.moves = attention_moves(cfg, sizes, plan, h)
+    end
+  end
+end
+
+local function columns_of(shard) return { shard.offset, shard.count } end
+
+local function mlp_part(part, policy, cfg, sizes)
+  local hidden, width = cfg.hidden_size, cfg.intermediate_size
+  part.type, part.ranks = "mlp", {}
+  for rank = 0, policy.num_ranks - 1 do
+    local plan = policy:get("mlp", part.layers[1], rank)
+    local shard = core.layout.shard("columns of the MLP", width, plan.input)
+    local weights = sizes:linear(2 * shard.count, hidden) + sizes:linear(hidden, shard.count) + sizes:vector(hidden)
+    if cfg.mlp_bias then weights = weights + sizes:vector(2 * shard.count + (plan.input.rank == 0 and hidden or 0)) end
+    part.ranks[rank + 1] = { rank = rank, input = tostring(plan.input), output = tostring(plan.output),
+      columns = columns_of(shard), weight_bytes = weights }
+    if rank == 0 then
+      part.plan, part.axes, part.moves = tostring(plan), plan, {}
+      add_move(part.moves, "all_reduce of down_proj", plan.input, all_reduce(hidden * sizes.activation, plan.input.world_size))
+    end
+  end
+end
+
+local function experts_part(part, policy, cfg, sizes)
+  local hidden = cfg.hidden_size
+  local count, width = policies.experts_of(cfg)
+  part.type, part.ranks = "experts", {}
+  for rank = 0, policy.num_ranks - 1 do
+    local plan = policy:get("experts", part.layers[1], rank)
+    local held = core.layout.shard("experts", count, plan.expert)
+    local shard = core.layout.shard("columns of an expert", width, plan.input)
+    local each = sizes:linear(2 * shard.count, hidden) + sizes:linear(hidden, shard.count)
+    -- A router with a correction bias is kept in float32, both parts.
+    local router = cfg.use_routing_bias and count * (hidden + 1) * 4 or sizes:vector(count * hidden)
+    part.ranks[rank + 1] = { rank = rank, input = tostring(plan.input), output = tostring(plan.output), expert = tostring(plan.expert),
+      experts = columns_of(held), columns = columns_of(shard), weight_bytes = held.count * each + router + sizes:vector(hidden) }
+    if rank == 0 then
+      part.plan, part.axes, part.moves = tostring(plan), plan, {}
+      add_move(part.moves, "all_reduce of the experts' sum", plan.output, all_reduce(hidden * sizes.activation, plan.output.world_size))
+    end
+  end
+end
+
+local function vocab_part(policy, cfg, sizes, layer_type)
+  local head = layer_type == "lm_head"
+  local part = { type = layer_type, count = 1, ranks = {}, moves = {} }
+  for rank = 0, policy.num_ranks - 1 do
+    local plan = policy:get(layer_type, nil, rank)
+    local v = core.layout.vocab { vocab_size = cfg.vocab_size, axis = plan.output }
+    local weights = v.count * cfg.hidden_size * sizes.element
+    if head and cfg.tie_word_embeddings then weights = 0 end -- the embedding's own rows
+    if head then weights = weights + sizes:vector(cfg.hidden_size) end -- and the last norm
+    part.ranks[rank + 1] = { rank = rank, input = tostring(plan.input), output = tostring(plan.output),
+      rows = { v.offset, v.count }, real_rows = v.real, weight_bytes = weights }
+    if rank == 0 then
+      part.plan, part.axes, part.tied = tostring(plan), plan, head and cfg.tie_word_embeddings or nil
+      local n = plan.output.world_size
+      if head then add_move(part.moves, "all_gather of (value, id)", plan.output, (n - 1) * 8)
+      else add_move(part.moves, "all_reduce of embeddings", plan.output, all_reduce(cfg.hidden_size * sizes.activation, n)) end
+    end
+  end
+  return part
+end
+
+-- Sums over all layers of all parts.
+local function totals(parts, num_ranks)
+  local ranks = {}
+  for r = 1, num_ranks do
+    local total = { rank = r - 1, weight_bytes = 0, cache_bytes = 0, cache_bytes_allocated = 0, sent_bytes_per_token = 0 }
+    for _, part in ipairs(parts) do
+      local row = part.ranks[r]
+      for _, key in ipairs { "weight_bytes", "cache_bytes", "cache_bytes_allocated" } do
+        total[key] = total[key] + (row[key] or 0) * part.count
+      end
+      for _, move in ipairs(part.moves) do total.sent_bytes_per_token = total.sent_bytes_per_token + move.bytes * part.count end
+    end
+    ranks[r] = total
+  end
+  return ranks
+end
+
+--- See the top. details: context (tokens of each request), batch (requests), name (the model's).
+function numbers.of(policy, cfg, details)
+  local sizes = sizes_of(cfg)
+  local asked = { context = details.context or 0, batch = details.batch or 1 }
+  local parts = { vocab_part(policy, cfg, sizes, "embedding") }
+  local has_experts = policies.experts_of(cfg) > 0
+  local kinds = { { "attention", attention_part }, has_experts and { "experts", experts_part } or { "mlp", mlp_part } }
+  for _, kind in ipairs(kinds) do
+    for _, part in ipairs(group_layers(policy, cfg, kind[1])) do
+      part.count = #part.layers
+      kind[2](part, policy, cfg, sizes, asked)
+      part.layer_ranges = ranges(part.layers)
+      parts[#parts + 1] = part
+    end
+  end
+  parts[#parts + 1] = vocab_part(policy, cfg, sizes, "lm_head")
+  return {
+    model = details.name or (cfg.architectures or {})[1], num_ranks = policy.num_ranks, policy = tostring(policy),
+    block_size = policy.block_size, virtual_block = policy.block_size * policy.context_lcm,
+    context = asked.context, batch = asked.batch, num_layers = cfg.num_hidden_layers,
+    weight_dtype = cfg.quantization and "float8_e4m3" or sizes.weight, cache_dtype = sizes.compute,
+    parts = parts, ranks = totals(parts, policy.num_ranks),
+  }
+end
+
+return numbers

@@ -1,0 +1,123 @@
+--- Explains a policy for a model: text for people, a plain table for --json.
+local core = require "weft.core"
+local numbers = require "weft.plan_numbers"
+
+local plan_text = {}
+
+local function bytes(n)
+  if n < 1000 then return ("%d B"):format(n) end
+  for _, unit in ipairs { "kB", "MB", "GB" } do
+    n = n / 1000
+    if n < 1000 then return ("%.3g %s"):format(n, unit) end
+  end
+  return ("%.4g TB"):format(n / 1000)
+end
+
+--- "0-7", "5", or "none" of { first, count }.
+local function run(pair)
+  if pair[2] == 0 then return "none" end
+  if pair[2] == 1 then return tostring(pair[1]) end
+  return ("%d-%d"):format(pair[1], pair[1] + pair[2] - 1)
+end
+
+local function place(axis) return axis:match "%S+$" end -- "attention_tensor 1/2" -> "1/2"
+
+-- What a part's table shows: heading and text of each column.
+local columns = {
+  rank = { "rank", function(row) return tostring(row.rank) end },
+  input = { "in", function(row) return place(row.input) end },
+  output = { "out", function(row) return place(row.output) end },
+  context = { "context", function(row) return place(row.context) end },
+  q = { "q heads", function(row) return run(row.q_heads) end },
+  kv = { "kv heads", function(row) return run(row.kv_heads) end },
+  copies = { "kv copies", function(row) return tostring(row.kv_head_replicas) end },
+  keeps = { "heads out", function(row) return run(row.output_heads) end },
+  mlp_columns = { "columns", function(row) return run(row.columns) end },
+  experts = { "experts", function(row) return run(row.experts) end },
+  rows = { "rows", function(row) return run(row.rows) end },
+  real = { "real", function(row) return tostring(row.real_rows) end },
+  weights = { "weights", function(row) return bytes(row.weight_bytes) end },
+  per_token = { "cache/token", function(row) return bytes(row.cache_bytes_per_token) end },
+  cache = { "cache", function(row) return bytes(row.cache_bytes) end },
+  sent = { "sent/token", function(row) return bytes(row.sent_bytes_per_token) end },
+}
+local shown = {
+  embedding = { "rank", "input", "rows", "real", "weights" },
+  attention = { "rank", "input", "context", "output", "q", "kv", "copies", "keeps", "weights", "per_token", "cache" },
+  mlp = { "rank", "input", "output", "mlp_columns", "weights" },
+  experts = { "rank", "input", "output", "experts", "mlp_columns", "weights" },
+  lm_head = { "rank", "input", "rows", "real", "weights" },
+  total = { "rank", "weights", "cache", "sent" },
+}
+
+-- Columns padded to their widest cell.
+local function table_lines(kind, rows, lines)
+  local cells, widths = { {} }, {}
+  for c, key in ipairs(shown[kind]) do cells[1][c] = columns[key][1] end
+  for r, row in ipairs(rows) do
+    cells[r + 1] = {}
+    for c, key in ipairs(shown[kind]) do cells[r + 1][c] = columns[key][2](row) end
+  end
+  for _, line in ipairs(cells) do
+    for c, cell in ipairs(line) do widths[c] = math.max(widths[c] or 0, #cell) end
+  end
+  for _, line in ipairs(cells) do
+    for c, cell in ipairs(line) do line[c] = (" "):rep(widths[c] - #cell) .. cell end
+    lines[#lines + 1] = "  " .. table.concat(line, "  ")
+  end
+end
+
+local function heading(part)
+  local axes = part.axes
+  local text = ("%s in %d -> %s out %d"):format(axes.input.group, axes.input.world_size, axes.output.group, axes.output.world_size)
+  if axes.context.world_size > 1 then
+    text = text .. (", context %d in strips of %d, %s"):format(axes.context.world_size, axes.interleave, axes.exchange)
+  end
+  if axes.expert.world_size > 1 then text = text .. (", expert %d"):format(axes.expert.world_size) end
+  local where = part.layer_ranges and (", layer%s %s"):format(part.count > 1 and "s" or "", part.layer_ranges) or ""
+  local window = (part.window or 0) > 0 and (", window %d"):format(part.window) or ""
+  return ("%s%s: %s%s%s"):format(part.type, where, text, window, part.tied and ", tied to the embedding" or "")
+end
+
+local function part_lines(part, lines)
+  lines[#lines + 1] = ""
+  lines[#lines + 1] = heading(part)
+  table_lines(part.type, part.ranks, lines)
+  if #part.moves == 0 then
+    lines[#lines + 1] = "  nothing moves"
+    return
+  end
+  for _, move in ipairs(part.moves) do
+    lines[#lines + 1] = ("  each rank sends %s a token: %s over %s %d"):format(bytes(move.bytes), move.what, move.group, move.world_size)
+  end
+end
+
+--- Text: for each layer type the axes, who holds which heads, rows, columns and key/value heads,
+-- bytes on each rank and what moves; per layer, then sums over the model.
+function plan_text.explain(policy, cfg, details)
+  local n = numbers.of(policy, cfg, details or {})
+  local lines = {
+    ("%s on %d rank%s: %s"):format(n.model or "model", n.num_ranks, n.num_ranks == 1 and "" or "s", n.policy),
+    ("weights %s, cache %s, blocks of %d tokens in the model; cache counted for %d request%s of %d tokens"):format(
+      n.weight_dtype, n.cache_dtype, n.virtual_block, n.batch, n.batch == 1 and "" or "s", n.context),
+  }
+  for _, part in ipairs(n.parts) do part_lines(part, lines) end
+  lines[#lines + 1] = ""
+  lines[#lines + 1] = ("all %d layers, embedding and head (predicted from the plan, not measured):"):format(n.num_layers)
+  table_lines("total", n.ranks, lines)
+  return table.concat(lines, "\n") .. "\n"
+end
+
+--- The same as plain values, for --json.
+function plan_text.table(policy, cfg, details)
+  local n = numbers.of(policy, cfg, details or {})
+  n.kv_bytes_per_rank = {}
+  for r, rank in ipairs(n.ranks) do n.kv_bytes_per_rank[r] = rank.cache_bytes end
+  for _, part in ipairs(n.parts) do
+    part.axes = nil
+    core.json.array(part.moves)
+  end
+  return n
+end
+
+return plan_text
