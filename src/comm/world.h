@@ -50,12 +50,18 @@ struct weft_rank {
     uint64_t step;       /* number of steps begun: for messages and faults */
     weft_group *everyone; /* all ranks, in order */
     struct weft_group_list *groups; /* found by (type, world_size) */
+    void *record; /* the step record last received */
+    size_t record_capacity;
 };
 
 weft_status weft_rank_create(weft_rank **out, weft_world *world, int rank);
 /* The single rank of a plain script or spec: a world of one, a pool of all cores. */
 weft_status weft_rank_create_single(weft_rank **out, int threads);
 void weft_rank_release(weft_rank *rank);
+
+/* A new step: counts it, starts the arena's step, leaves if the world was aborted, and is the place
+ * "step" of WEFT_FAULT. */
+weft_status weft_rank_begin_step(weft_rank *rank);
 
 /* WEFT_FAULT: acts when (rank, step, at) match. Called with at = "exchange", "step", "load", ... */
 weft_status weft_rank_fault(weft_rank *rank, const char *at);
