@@ -101,7 +101,7 @@ static int error_tostring(lua_State *L)
     return 1;
 }
 
-static void push_error(lua_State *L, const char *code, const char *message)
+void weft_push_error(lua_State *L, const char *code, const char *message)
 {
     lua_createtable(L, 0, 2);
     lua_pushstring(L, message);
@@ -118,7 +118,7 @@ static void push_error(lua_State *L, const char *code, const char *message)
 void weft_raise_if(lua_State *L, weft_status status)
 {
     if (status == WEFT_OK) return;
-    push_error(L, weft_status_name(status), weft_error_message());
+    weft_push_error(L, weft_status_name(status), weft_error_message());
     lua_error(L);
 }
 

@@ -26,6 +26,8 @@ weft_object *weft_box_test(lua_State *L, int index, const char *tname); /* NULL 
 
 /* Raises {code =, message =} (tostring gives the message) when status is a failure. */
 void weft_raise_if(lua_State *L, weft_status status);
+/* Pushes such an object: metatable "weft.error". */
+void weft_push_error(lua_State *L, const char *code, const char *message);
 /* world failures: returns nil, message, code. */
 int weft_push_failure(lua_State *L, weft_status status);
 

@@ -37,6 +37,9 @@ const char *weft_group_name(const weft_group *group); /* "context {0,1,2,3}" */
  * those that exist, never another group. A world_size of 1 always exists. */
 weft_status weft_rank_add_group(weft_rank *rank, weft_group *group); /* retains */
 weft_status weft_rank_group(weft_rank *rank, weft_group_type type, int world_size, weft_group **out); /* borrowed */
+/* The one group of the type with more than one rank; the group of one when there is none; an error
+ * that lists them when there are several. */
+weft_status weft_rank_only_group(weft_rank *rank, weft_group_type type, weft_group **out); /* borrowed */
 /* Collective: closes every registered group, in the order they were added, and forgets them. */
 weft_status weft_rank_close_groups(weft_rank *rank);
 
@@ -59,7 +62,9 @@ weft_status weft_group_reduce_scatter_dim(weft_group *group, const weft_tensor *
 
 /* What this rank sent through the group so far: for `weft plan`, bench and specs. */
 typedef struct weft_group_traffic {
-    uint64_t calls, bytes_sent; /* bytes that crossed to other members */
+    /* bytes for other members: (n - 1) parts of a gather, scatter or all_to_all; of an all_reduce
+     * what both its halves need, 2 (n - 1) / n of the input */
+    uint64_t calls, bytes_sent;
     double seconds;             /* spent inside, waiting included */
 } weft_group_traffic;
 weft_group_traffic weft_group_get_traffic(const weft_group *group);

@@ -94,6 +94,25 @@ weft_status weft_rank_group(weft_rank *rank, weft_group_type type, int world_siz
     return WEFT_OK;
 }
 
+weft_status weft_rank_only_group(weft_rank *rank, weft_group_type type, weft_group **out)
+{
+    const struct weft_group_list *list = rank->groups;
+    int size = 1, several = 0;
+    for (int i = 0; list != NULL && i < list->count; i++) {
+        const weft_group *g = list->groups[i];
+        if (g->type != type || g->size == 1) continue;
+        several = size > 1;
+        size = g->size;
+    }
+    if (several) {
+        char known[600];
+        list_groups(rank, known, sizeof known);
+        return weft_fail(WEFT_INVALID, "rank %d has several %s groups, say of which size (it has: %s)", rank->rank,
+                         weft_group_type_name(type), known);
+    }
+    return weft_rank_group(rank, type, size, out);
+}
+
 weft_status weft_rank_close_groups(weft_rank *rank)
 {
     struct weft_group_list *list = rank->groups;

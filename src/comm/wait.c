@@ -164,11 +164,10 @@ weft_status weft__wait_failed(weft_world *world, int rank, weft__waited how, int
         }
     }
     char mine[400], its[400];
-    weft_fail(WEFT_TIMEOUT, "no sign of life for %.3g s: rank %d waits in %s, and the last collective of rank %d was %s",
-              world->timeout, rank, describe_last(world, rank, mine, sizeof mine), culprit,
-              describe_last(world, culprit, its, sizeof its));
     char text[WEFT__MESSAGE_BYTES];
-    snprintf(text, sizeof text, "%s", weft_error_message());
+    snprintf(text, sizeof text, "no sign of life for %.3g s: rank %d waits in %s, and the last collective of rank %d was %s",
+             world->timeout, rank, describe_last(world, rank, mine, sizeof mine), culprit,
+             describe_last(world, culprit, its, sizeof its));
     weft_world_abort(world, culprit, WEFT_TIMEOUT, text);
     /* Another failure may have come first: then that one is the reason. */
     return weft_world_check(world);

@@ -1,0 +1,36 @@
+/* bind/rank_thread.h - one spawn: the caller's side (lua_spawn.c) and the ranks' side (rank_thread.c). */
+#pragma once
+
+#include <lua.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "comm/world.h"
+
+struct weft_spawn;
+
+typedef struct weft_rank_thread {
+    struct weft_spawn *spawn;
+    pthread_t thread;
+    int rank, started;
+    /* Written by the rank, read once it is done. */
+    char *result, *error; /* packed values, or NULL */
+    atomic_int done;
+} weft_rank_thread;
+
+typedef struct weft_spawn {
+    weft_world *world;
+    char *job; /* packed: package.path, package.cpath, arg, function or {module, name}, arguments */
+    int num_args, by_name;
+    int verbose;
+    int done_fd;               /* an eventfd: each rank that is done adds one */
+    atomic_int interrupts;     /* Ctrl-C not yet read by core.interrupted, in flag mode */
+    int count;
+    weft_rank_thread threads[];
+} weft_spawn;
+
+void *weft_rank_thread_main(void *rank_thread);
+/* The spawn that this state is a rank of, or NULL. */
+weft_spawn *weft_lua_spawn(lua_State *L);
+void weft_open_rank(lua_State *L); /* core.rank, publish, receive, abort, interrupted, ... */
