@@ -1,10 +1,10 @@
 /* bind/lua_embedding.c - weft.vocab_embedding and weft.lm_head.
  *
- *   core.vocab_embedding{vocab_size=, hidden_size=, axis= | parallel_plan=, dtype="auto", compute_dtype="auto", name=}
+ *   core.vocab_embedding{vocab_size=, hidden_size=, axis= | parallel_plan=, dtype="auto", output_dtype="auto", name=}
  *     :load(source) :forward(ids) -> (tokens, hidden)
  *   core.lm_head{vocab_size=, hidden_size=, ... , logit_scale=1} or core.lm_head{embedding=tied, logit_scale=1}
  *     :load(source) :forward(x) -> float32 (rows, local_size) of this shard  :gather(logits) -> (rows, vocab_size)
- * compute_dtype is the dtype of the hidden states; auto: that of the weights. */
+ * output_dtype is the dtype of the hidden states; auto: that of the weights. */
 #include <string.h>
 
 #include "bind/box.h"
@@ -25,18 +25,18 @@ static weft_vocab_options check_vocab(lua_State *L, const char *kind)
 
 static int l_embedding(lua_State *L)
 {
-    static const char *const keys[] = {"vocab_size", "hidden_size", "dtype", "compute_dtype", "name", "axis", "parallel_plan",
+    static const char *const keys[] = {"vocab_size", "hidden_size", "dtype", "output_dtype", "name", "axis", "parallel_plan",
                                        "disable_tp", NULL};
     luaL_checktype(L, 1, LUA_TTABLE);
     weft_check_keys(L, 1, "vocab_embedding", keys);
     weft_vocab_options options = check_vocab(L, "vocab_embedding");
-    weft_dtype compute_dtype = WEFT_F32;
-    int has_compute_dtype = weft_check_weight_dtype(L, 1, "compute_dtype", &compute_dtype);
+    weft_dtype output_dtype = WEFT_F32;
+    int has_output_dtype = weft_check_weight_dtype(L, 1, "output_dtype", &output_dtype);
     weft_object **slot = weft_box_new(L, EMBEDDING);
     weft_vocab_embedding *embedding = NULL;
     weft_raise_if(L, weft_vocab_embedding_create(&embedding, weft_lua_rank(L), &options));
-    embedding->has_compute_dtype = has_compute_dtype;
-    embedding->compute_dtype = compute_dtype;
+    embedding->has_output_dtype = has_output_dtype;
+    embedding->output_dtype = output_dtype;
     *slot = &embedding->object;
     return 1;
 }

@@ -62,7 +62,7 @@ static weft_status check_ids(const weft_vocab_embedding *embedding, const weft_t
 
 static weft_dtype result_dtype(const weft_vocab_embedding *embedding)
 {
-    if (embedding->has_compute_dtype) return embedding->compute_dtype;
+    if (embedding->has_output_dtype) return embedding->output_dtype;
     weft_dtype stored = embedding->weight.weight->dtype;
     return stored == WEFT_F8E4M3 ? WEFT_BF16 : stored;
 }

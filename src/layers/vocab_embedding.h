@@ -20,8 +20,8 @@ typedef struct weft_vocab_embedding {
     weft_axis axis;
     int64_t vocab_size, hidden_size;
     weft_vocab_layout layout;
-    int has_compute_dtype;
-    weft_dtype compute_dtype;  /* of the result; else the stored dtype (bfloat16 for fp8) */
+    int has_output_dtype;
+    weft_dtype output_dtype;  /* of the result; else the stored dtype (bfloat16 for fp8) */
     weft_linear_weight weight; /* (layout.real, hidden_size), one part */
 } weft_vocab_embedding;
 
