@@ -1,4 +1,4 @@
-# What weft links: LuaJIT, Jansson, PCRE2 and (optional) oneDNN. CUDA, NCCL and MPI are optional too.
+# What weft links: LuaJIT, Jansson, PCRE2 and (optional) utf8proc and oneDNN. CUDA, NCCL and MPI are optional too.
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 set(WEFT_THREADS Threads::Threads)
@@ -9,6 +9,12 @@ pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(LIBEDIT IMPORTED_TARGET libedit)
 set(WEFT_JANSSON PkgConfig::JANSSON)
 set(WEFT_PCRE2 PkgConfig::PCRE2)
+# Tokenizers that normalise text (NFC) need it; without it such text is refused.
+pkg_check_modules(UTF8PROC IMPORTED_TARGET libutf8proc)
+set(WEFT_UTF8PROC "")
+if(UTF8PROC_FOUND)
+  set(WEFT_UTF8PROC PkgConfig::UTF8PROC)
+endif()
 
 # The rooms see lua.h through src/bind alone; only the program links libluajit. core.so must not:
 # stock luajit exports the same symbols, and a second copy would corrupt both.
@@ -25,6 +31,10 @@ endif()
 if(WEFT_SANITIZE)
   target_compile_options(weft_flags INTERFACE -fsanitize=${WEFT_SANITIZE} -fno-omit-frame-pointer -g)
   target_link_options(weft_flags INTERFACE -fsanitize=${WEFT_SANITIZE})
+endif()
+
+if(UTF8PROC_FOUND)
+  target_compile_definitions(weft_flags INTERFACE WEFT_HAVE_UTF8PROC=1)
 endif()
 
 set(WEFT_LINE_EDIT "")

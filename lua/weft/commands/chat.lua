@@ -50,6 +50,7 @@ function chat.job(engine, options)
     error({ message = "weft chat needs tokenizer.json in " .. engine.model_dir, code = "io" }, 0)
   end
   local template = require("weft.chat").template(engine.session.cfg, engine.tokenizer, engine.model_dir)
+  if template.note then io.stderr:write("weft: ", template.note, "\n") end
   local params = params_of(options, engine.session.cfg.generation or {})
   local messages = {}
   if options.system then messages[1] = { role = "system", content = options.system } end
