@@ -143,7 +143,7 @@ function Engine:describe(batch)
       temperature = request.temperature, seed = request.seed,
     }
   end
-  return { requests = requests, gather_logits = gather }
+  return { requests = requests, block_tokens = self.block_tokens, gather_logits = gather }
 end
 
 -- Draws with filters from the whole row (rank 0 has it).
@@ -213,7 +213,10 @@ function Engine:score(ids, on_rows)
     local n = math.min(self.prefill_chunk, #ids - at)
     local chunk = {}
     for k = 1, n do chunk[k] = ids[at + k] end
-    self.record:build { requests = { { ids = chunk, start = at, blocks = request.blocks, all_logits = true } }, gather_logits = true }
+    self.record:build {
+      requests = { { ids = chunk, start = at, blocks = request.blocks, logits = "all" } },
+      block_tokens = self.block_tokens, gather_logits = true,
+    }
     self.record:publish()
     local _, logits = self.session:execute(self.record)
     on_rows(at, logits)
