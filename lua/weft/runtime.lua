@@ -168,7 +168,12 @@ function runtime.build(options)
   session.block_tokens = policy.block_size * policy.context_lcm
   session.num_blocks, session.bytes_per_block = cache_blocks(session, options, attentions)
   for _, attention in ipairs(attentions) do attention:bind_cache(session.num_blocks, session.block_tokens) end
-  if rank.rank == 0 then session.tokenizer = core.tokenizer.load(options.model) end
+  if rank.rank == 0 then
+    local message, code
+    session.tokenizer, message, code = core.tokenizer.load(options.model)
+    -- A model may come without one; a broken one is no reason to run without.
+    if not session.tokenizer and code ~= "io" then error({ message = message, code = code }, 0) end
+  end
   session.load_ms = (core.now() - began) * 1000
   session.log("cache: %d blocks of %d tokens, %.1f MB on rank 0", session.num_blocks, session.block_tokens,
     session.num_blocks * session.bytes_per_block / 1e6)

@@ -21,6 +21,12 @@ target_link_options(weft_core PRIVATE -Wl,-z,nodelete)
 set_target_properties(weft_core PROPERTIES PREFIX "" OUTPUT_NAME core
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/weft)
 
+# scripts/fuzz/run builds and runs it.
+add_executable(weft_fuzz_safetensors EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/scripts/fuzz/safetensors.c
+  $<TARGET_OBJECTS:weft_base> $<TARGET_OBJECTS:weft_model>)
+target_include_directories(weft_fuzz_safetensors PRIVATE ${CMAKE_BINARY_DIR}/rooms/base ${CMAKE_BINARY_DIR}/rooms/model)
+target_link_libraries(weft_fuzz_safetensors PRIVATE weft_flags ${libraries} m)
+
 install(TARGETS weft RUNTIME DESTINATION bin)
 install(TARGETS weft_core LIBRARY DESTINATION lib/lua/5.1/weft)
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/lua/ DESTINATION share/weft/lua)

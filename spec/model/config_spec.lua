@@ -19,7 +19,7 @@ describe("weft.config", function()
     architectures = { "LlamaForCausalLM" }, model_type = "llama", hidden_size = 64, intermediate_size = 128,
     num_hidden_layers = 4, num_attention_heads = 8, vocab_size = 100, rms_norm_eps = 1e-5, max_position_embeddings = 256,
   }
-  --- A small Llama with these fields changed; core.json.null leaves a field empty, "" removes nothing.
+  --- A small Llama with these fields changed; core.json.null empties one.
   local function load(changes)
     local object = {}
     for key, value in pairs(base) do object[key] = value end
@@ -132,6 +132,14 @@ describe("weft.config", function()
       assert.is_nil(message.message:find "\n")
     end)
   end
+
+  it("refuses weights whose quantisation only a file beside config.json tells", function()
+    write("hf_quant_config.json", '{"quantization": {"quant_algo": "FP8"}}')
+    local ok, e = pcall(load)
+    os.remove(folder .. "/hf_quant_config.json")
+    assert.is_false(ok)
+    assert.equal(folder .. "/hf_quant_config.json: weights quantised as 'FP8' (modelopt) are not read by weft", e.message)
+  end)
 
   it("ignores what does not change the result", function()
     load { pretraining_tp = 4, attention_dropout = 0.1, use_cache = false, my_note = { 1, 2 }, final_logit_softcapping = null, n_group = 1 }

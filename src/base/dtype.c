@@ -106,15 +106,87 @@ void weft_store_f32(void *data, weft_dtype dtype, int64_t i, float value)
     }
 }
 
+/* ---- runs ----
+ * The loops choose with masks, so that the compiler can make vectors of them; the results are
+ * those of the functions above. */
+
+static inline uint32_t choose(int condition, uint32_t yes, uint32_t no)
+{
+    uint32_t mask = -(uint32_t)condition;
+    return (yes & mask) | (no & ~mask);
+}
+
+static void f16_run_to_f32(float *dst, const uint16_t *src, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t sign = (uint32_t)(src[i] & 0x8000) << 16, magnitude = (uint32_t)(src[i] & 0x7fff) << 13;
+        uint32_t scaled = weft_f32_bits(weft_f32_from_bits(magnitude) * 0x1p112f); /* exact, subnormals too */
+        dst[i] = weft_f32_from_bits(sign | choose(magnitude >= 0x7c00u << 13, magnitude | 0x7f800000u, scaled));
+    }
+}
+
+static void f32_run_to_f16(uint16_t *dst, const float *src, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t u = weft_f32_bits(src[i]), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
+        uint32_t tiny = weft_f32_bits(weft_f32_from_bits(magnitude) + 0.5f) - 0x3f000000u;
+        uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1) - 0x38000000u) >> 13;
+        uint32_t half = choose(magnitude >= 0x47800000u, 0x7c00, choose(magnitude < 0x38800000u, tiny, normal));
+        dst[i] = (uint16_t)(sign | choose(magnitude > 0x7f800000u, 0x7e00, half));
+    }
+}
+
+static void e4m3_run_to_f32(float *dst, const uint8_t *src, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t sign = (uint32_t)(src[i] & 0x80) << 24, magnitude = (uint32_t)(src[i] & 0x7f) << 20;
+        uint32_t scaled = weft_f32_bits(weft_f32_from_bits(magnitude) * 0x1p120f) | sign;
+        dst[i] = weft_f32_from_bits(choose(magnitude == 0x7fu << 20, 0x7fc00000u, scaled));
+    }
+}
+
+static void f32_run_to_bf16(uint16_t *dst, const float *src, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t u = weft_f32_bits(src[i]), rounded = u + 0x7fffu + ((u >> 16) & 1);
+        dst[i] = (uint16_t)(choose((u & 0x7fffffffu) > 0x7f800000u, u | 0x400000, rounded) >> 16);
+    }
+}
+
+static void run_to_f32(float *dst, const void *src, weft_dtype dtype, int64_t count)
+{
+    if (dtype == WEFT_F16) f16_run_to_f32(dst, src, count);
+    else if (dtype == WEFT_F8E4M3) e4m3_run_to_f32(dst, src, count);
+    else if (dtype == WEFT_BF16)
+        for (int64_t i = 0; i < count; i++) dst[i] = weft_bf16_to_f32(((const uint16_t *)src)[i]);
+    else
+        for (int64_t i = 0; i < count; i++) dst[i] = weft_load_f32(src, dtype, i);
+}
+
+static void run_from_f32(void *dst, weft_dtype dtype, const float *src, int64_t count)
+{
+    if (dtype == WEFT_F16) f32_run_to_f16(dst, src, count);
+    else if (dtype == WEFT_BF16) f32_run_to_bf16(dst, src, count);
+    else
+        for (int64_t i = 0; i < count; i++) weft_store_f32(dst, dtype, i, src[i]);
+}
+
 void weft_convert(void *dst, weft_dtype dst_dtype, const void *src, weft_dtype src_dtype, int64_t count)
 {
+    enum { CHUNK = 512 };
+    float values[CHUNK];
     if (dst_dtype == src_dtype) {
         if (count > 0) memmove(dst, src, (size_t)count * weft_dtype_size(dst_dtype));
-    } else if (dst_dtype == WEFT_F32 && src_dtype == WEFT_BF16) {
-        for (int64_t i = 0; i < count; i++) ((float *)dst)[i] = weft_bf16_to_f32(((const uint16_t *)src)[i]);
-    } else if (dst_dtype == WEFT_BF16 && src_dtype == WEFT_F32) {
-        for (int64_t i = 0; i < count; i++) ((uint16_t *)dst)[i] = weft_bf16_from_f32(((const float *)src)[i]);
+    } else if (dst_dtype == WEFT_F32) {
+        run_to_f32(dst, src, src_dtype, count);
+    } else if (src_dtype == WEFT_F32) {
+        run_from_f32(dst, dst_dtype, src, count);
     } else {
-        for (int64_t i = 0; i < count; i++) weft_store_f32(dst, dst_dtype, i, weft_load_f32(src, src_dtype, i));
+        size_t from = weft_dtype_size(src_dtype), to = weft_dtype_size(dst_dtype);
+        for (int64_t done = 0, n; done < count; done += n) {
+            n = count - done < CHUNK ? count - done : CHUNK;
+            run_to_f32(values, (const char *)src + (size_t)done * from, src_dtype, n);
+            run_from_f32((char *)dst + (size_t)done * to, dst_dtype, values, n);
+        }
     }
 }

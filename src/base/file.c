@@ -66,7 +66,7 @@ weft_status weft_file_map(weft_file **out, const char *path)
 void weft_file_will_read(const void *begin, size_t bytes)
 {
 #ifdef MADV_POPULATE_READ
-    /* One call fills the page table; a fault for each 64 KiB costs more than the copy itself. */
+    /* One call fills the page table, instead of a fault for each few pages. */
     size_t page = (size_t)sysconf(_SC_PAGESIZE), skew = (size_t)begin % page;
     if (bytes >= 64 * page) (void)madvise((char *)begin - skew, bytes + skew, MADV_POPULATE_READ);
 #else

@@ -2,7 +2,8 @@
  *
  *   core.tokenizer.load(path) -> tokenizer | nil, message, code     path: tokenizer.json or its folder
  *   core.tokenizer.parse(json [, name]) -> the same from text
- *   t:encode(text [, {add_special = true, match_special = true}]) -> {ids}
+ *   t:encode(text [, {add_special = true, match_special = true, continues = false}]) -> {ids}
+ *       match_special = false: special tokens in the text stay text; continues: it stands behind a special token
  *   t:decode(ids [, {skip_special = true}]) -> text
  *   t:stream([{skip_special = true}]) -> stream   s:push(id) -> text, s:finish() -> text
  *   t:id(token) -> id | nil   t:token(id) -> string | nil   t:special_ids() -> {ids}   t.vocab_size */
@@ -105,6 +106,7 @@ static int l_encode(lua_State *L)
     unsigned flags = 0;
     if (option(L, 3, "add_special", 1)) flags |= WEFT_ENCODE_ADD_SPECIAL;
     if (option(L, 3, "match_special", 1)) flags |= WEFT_ENCODE_MATCH_SPECIAL;
+    if (option(L, 3, "continues", 0)) flags |= WEFT_ENCODE_CONTINUES;
     buffer *b = push_buffer(L);
     weft_raise_if(L, weft_tokenizer_encode(tokenizer, text, bytes, flags, &b->ids));
     lua_createtable(L, b->ids.count > INT32_MAX ? 0 : (int)b->ids.count, 0);

@@ -2,6 +2,21 @@
 #include "device/memory.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
+
+/* Weights and caches: pages of 2 MiB make the first touch several times faster and spare the
+ * translation of addresses when every weight is read once a step. */
+enum { HUGE_PAGE = 2 << 20, SMALL_BLOCK = 2 * HUGE_PAGE };
+
+static void *aligned_block(size_t bytes)
+{
+    if (bytes < SMALL_BLOCK) return aligned_alloc(64, bytes);
+    size_t rounded = (bytes + 4095) / 4096 * 4096;
+    void *block = NULL;
+    if (rounded < bytes || posix_memalign(&block, HUGE_PAGE, rounded) != 0) return NULL;
+    (void)madvise(block, rounded, MADV_HUGEPAGE); /* a wish: refused where the system has none */
+    return block;
+}
 
 static void destroy(weft_object *object)
 {
@@ -24,7 +39,7 @@ weft_status weft_memory_alloc(weft_memory *memory, size_t bytes, void **out)
     if (rounded < bytes) return weft_fail(WEFT_MEMORY, "%zu bytes is more than this machine can address", bytes);
     long long live = atomic_fetch_add(&memory->live_bytes, (long long)bytes) + (long long)bytes;
     void *block = NULL;
-    if (memory->limit_bytes == 0 || live <= memory->limit_bytes) block = aligned_alloc(64, rounded);
+    if (memory->limit_bytes == 0 || live <= memory->limit_bytes) block = aligned_block(rounded);
     if (block == NULL) {
         atomic_fetch_sub(&memory->live_bytes, (long long)bytes);
         if (memory->limit_bytes != 0)

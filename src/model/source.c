@@ -185,14 +185,36 @@ static void read_dim(const box_read *box, int dim, int64_t index, char *dst)
     }
 }
 
-/* The pages between the box's first and last element are about to be read, unless it leaves out
- * most of them. */
-static void announce(const weft_source *source, const int64_t *start, const int64_t *count)
+/* How many first-dimension rows of a file are announced and read at a time: enough to spare page
+ * faults, few enough to be copied while they are still in the cache of files. 0: do not announce,
+ * the box leaves out most of each row. */
+static int64_t rows_at_a_time(const weft_source *source, const int64_t *count)
 {
-    enum { SKIPPED_BYTES = 65536 };
-    int64_t rest = source->ndim > 0 ? numel_from(source, 1) : 1, size = (int64_t)weft_dtype_size(source->dtype);
-    if (source->ndim == 0 || (source->ndim > 1 && (source->shape[1] - count[1]) * numel_from(source, 2) * size > SKIPPED_BYTES)) return;
-    weft_file_will_read((const char *)source->data + start[0] * rest * size, (size_t)(count[0] * rest * size));
+    enum { PIECE_BYTES = 16 << 20, SKIPPED_BYTES = 65536 };
+    int64_t size = (int64_t)weft_dtype_size(source->dtype), row = numel_from(source, 1) * size;
+    if (source->ndim > 1 && (source->shape[1] - count[1]) * numel_from(source, 2) * size > SKIPPED_BYTES) return 0;
+    return row >= PIECE_BYTES ? 1 : PIECE_BYTES / row;
+}
+
+/* The box of a source with data and at least one dimension, some rows at a time. */
+static void read_rows(const box_read *box, char *dst)
+{
+    const weft_source *source = box->source;
+    int64_t start[WEFT_SOURCE_MAX_DIMS], count[WEFT_SOURCE_MAX_DIMS];
+    int64_t announced = rows_at_a_time(source, box->count), rows = announced > 0 ? announced : box->count[0];
+    int64_t row = numel_from(source, 1) * (int64_t)weft_dtype_size(source->dtype);
+    int64_t step = box->dst_stride[0] * (int64_t)weft_dtype_size(box->dst_dtype);
+    box_read piece = *box;
+    memcpy(start, box->start, (size_t)source->ndim * sizeof *start);
+    memcpy(count, box->count, (size_t)source->ndim * sizeof *count);
+    piece.start = start;
+    piece.count = count;
+    for (int64_t done = 0; done < box->count[0]; done += rows) {
+        start[0] = box->start[0] + done;
+        count[0] = box->count[0] - done < rows ? box->count[0] - done : rows;
+        if (announced > 0) weft_file_will_read((const char *)source->data + start[0] * row, (size_t)(count[0] * row));
+        read_dim(&piece, 0, 0, dst + done * step);
+    }
 }
 
 weft_status weft_source_read(const weft_source *source, const int64_t *start, const int64_t *count, void *dst,
@@ -210,7 +232,7 @@ weft_status weft_source_read(const weft_source *source, const int64_t *start, co
         if (count[i] != source->shape[i]) break;
         stride *= count[i];
     }
-    if (source->data != NULL) announce(source, start, count);
-    read_dim(&box, 0, 0, dst);
+    if (source->data != NULL && source->ndim > 0) read_rows(&box, dst);
+    else read_dim(&box, 0, 0, dst);
     return WEFT_OK;
 }

@@ -9,7 +9,7 @@
 /* What one call of encode works with. */
 typedef struct {
     const weft_tokenizer *tokenizer;
-    int match_special;
+    int match_special, continues;
     weft__regex_match *match;
     weft_text normal, other;
     weft__pieces pieces;
@@ -57,7 +57,7 @@ static weft_status encode_text(encoder *e, const char *text, size_t length)
             part = e->normal.data;
             bytes = e->normal.length;
         }
-        WEFT_TRY(encode_normalized(e, part, bytes, stretch.start == 0));
+        WEFT_TRY(encode_normalized(e, part, bytes, !e->continues && stretch.start == 0));
     }
     return WEFT_OK;
 }
@@ -81,7 +81,10 @@ weft_status weft_tokenizer_encode(const weft_tokenizer *tokenizer, const char *t
 {
     /* Symbols are numbered by 32-bit integers, and a normalizer may make a text longer. */
     if (bytes > INT32_MAX / 8) return weft_fail(WEFT_INVALID, "a text of %zu bytes (at most %d)", bytes, INT32_MAX / 8);
-    encoder e = {.tokenizer = tokenizer, .match_special = (flags & WEFT_ENCODE_MATCH_SPECIAL) != 0, .out = out};
+    encoder e = {.tokenizer = tokenizer,
+                 .match_special = (flags & WEFT_ENCODE_MATCH_SPECIAL) != 0,
+                 .continues = (flags & WEFT_ENCODE_CONTINUES) != 0,
+                 .out = out};
     size_t before = out->count;
     weft_status status = encode(&e, text, bytes, (flags & WEFT_ENCODE_ADD_SPECIAL) != 0);
     if (status != WEFT_OK) out->count = before;

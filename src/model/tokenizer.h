@@ -32,6 +32,7 @@ void weft_token_ids_free(weft_token_ids *ids);
 enum {
     WEFT_ENCODE_ADD_SPECIAL = 1,   /* apply the post-processor (BOS and the like) */
     WEFT_ENCODE_MATCH_SPECIAL = 2, /* "<|eot_id|>" in the text becomes the control token */
+    WEFT_ENCODE_CONTINUES = 4,     /* the text stands behind a special token, not at the start of the input */
 };
 /* Appends the ids of text[0, bytes). Without MATCH_SPECIAL a special token's text is encoded as
  * plain text, which is what text that a user wrote needs. Bytes that are not UTF-8 are encoded as

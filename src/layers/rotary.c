@@ -1,0 +1,131 @@
+/* layers/rotary.c - the table of cos and sin, and the rotation of packed heads. */
+#include "layers/rotary.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/weft_kernels.h"
+
+enum { FIRST_ROWS = 512 };
+
+static void destroy(weft_object *object)
+{
+    weft_rotary *rotary = (weft_rotary *)object;
+    WEFT_RELEASE(rotary->table);
+    WEFT_RELEASE(rotary->rank);
+    free(rotary);
+}
+
+weft_status weft_rotary_create(weft_rotary **out, weft_rank *rank, int head_size, int rotary_dim, int64_t max_position,
+                               double theta, const weft_rope_scaling *scaling)
+{
+    if (rotary_dim == 0) rotary_dim = head_size;
+    if (rotary_dim < 2 || rotary_dim % 2 != 0 || rotary_dim > head_size || rotary_dim > WEFT_ROPE_MAX_DIM)
+        return weft_fail(WEFT_INVALID, "rotary: rotary_dim must be even and from 2 to head_size %d (at most %d), got %d", head_size,
+                         WEFT_ROPE_MAX_DIM, rotary_dim);
+    weft_rotary *rotary = calloc(1, sizeof *rotary);
+    if (rotary == NULL) return weft_fail(WEFT_MEMORY, "no memory for a layer");
+    weft_object_init(&rotary->object, destroy);
+    rotary->rank = WEFT_RETAIN(rank);
+    rotary->head_size = head_size;
+    rotary->rotary_dim = rotary_dim;
+    rotary->theta = theta;
+    rotary->scaling = *scaling;
+    weft_status status = weft_rope_frequencies(rotary->inv_freq, &rotary->scale, &rotary->max_positions, rotary_dim, max_position,
+                                               theta, scaling);
+    if (status != WEFT_OK) {
+        WEFT_RELEASE(rotary);
+        return status;
+    }
+    *out = rotary;
+    return WEFT_OK;
+}
+
+static void fill_rows(const weft_rotary *rotary, weft_tensor *table, int64_t first)
+{
+    int half = rotary->rotary_dim / 2;
+    for (int64_t p = first; p < table->shape[0]; p++) {
+        float *row = (float *)table->data + p * rotary->rotary_dim;
+        for (int i = 0; i < half; i++) {
+            float angle = (float)p * (float)rotary->inv_freq[i];
+            row[i] = (float)(cos((double)angle) * rotary->scale);
+            row[half + i] = (float)(sin((double)angle) * rotary->scale);
+        }
+    }
+}
+
+weft_status weft_rotary_reserve(weft_rotary *rotary, int64_t positions)
+{
+    int64_t have = rotary->table != NULL ? rotary->table->shape[0] : 0;
+    if (positions <= have) return WEFT_OK;
+    if (positions > rotary->max_positions)
+        return weft_fail(WEFT_INVALID, "position %lld is beyond the model's %lld", (long long)positions - 1,
+                         (long long)rotary->max_positions);
+    int64_t rows = have * 2 > FIRST_ROWS ? have * 2 : FIRST_ROWS;
+    if (rows < positions) rows = positions;
+    if (rows > rotary->max_positions) rows = rotary->max_positions;
+    weft_tensor *table = NULL;
+    WEFT_TRY(weft_tensor_create(&table, rotary->rank->memory, WEFT_F32, 2, (int64_t[]){rows, rotary->rotary_dim}));
+    if (have > 0) memcpy(table->data, rotary->table->data, (size_t)have * (size_t)rotary->rotary_dim * sizeof(float));
+    fill_rows(rotary, table, have);
+    WEFT_RELEASE(rotary->table);
+    rotary->table = table;
+    return WEFT_OK;
+}
+
+static weft_status check_positions(weft_rotary *rotary, const weft_tensor *positions)
+{
+    char found[160];
+    WEFT_TRY(weft_tensor_check(positions));
+    if (positions->ndim != 1 || positions->dtype != WEFT_I32 || !weft_tensor_is_contiguous(positions))
+        return weft_fail(WEFT_INVALID, "rotary: wanted positions as dense int32 [tokens], found %s",
+                         weft_tensor_describe(positions, found, sizeof found));
+    const int32_t *p = positions->data;
+    int32_t largest = -1;
+    for (int64_t t = 0; t < positions->shape[0]; t++) {
+        if (p[t] < 0) return weft_fail(WEFT_INVALID, "rotary: position %d is negative", p[t]);
+        if (p[t] > largest) largest = p[t];
+    }
+    return weft_rotary_reserve(rotary, (int64_t)largest + 1);
+}
+
+/* The number of heads in x, or -1 when it is not made of heads of this size. */
+static int64_t count_heads(const weft_rotary *rotary, const weft_tensor *x)
+{
+    if (x->ndim == 2 && x->stride[1] == 1 && x->shape[1] % rotary->head_size == 0) return x->shape[1] / rotary->head_size;
+    if (x->ndim == 3 && x->shape[2] == rotary->head_size && x->stride[2] == 1 && (x->stride[1] == x->shape[2] || x->shape[1] == 1))
+        return x->shape[1];
+    return -1;
+}
+
+static weft_status rotate(const weft_rotary *rotary, const weft_tensor *positions, weft_tensor *x)
+{
+    char found[160];
+    WEFT_TRY(weft_tensor_check(x));
+    int64_t heads = count_heads(rotary, x);
+    if (heads < 0 || x->shape[0] != positions->shape[0] || x->dtype > WEFT_F16)
+        return weft_fail(WEFT_INVALID, "rotary: wanted floats [%lld, heads * %d], found %s", (long long)positions->shape[0],
+                         rotary->head_size, weft_tensor_describe(x, found, sizeof found));
+    if (x->shape[0] == 0) return WEFT_OK;
+    weft_rope_args args = {
+        .x = x->data,
+        .positions = positions->data,
+        .cos_sin = rotary->table->data,
+        .tokens = x->shape[0],
+        .heads = heads,
+        .head_dim = rotary->head_size,
+        .rotary_dim = rotary->rotary_dim,
+        .token_stride = x->stride[0],
+        .max_positions = rotary->table->shape[0],
+        .dtype = x->dtype,
+    };
+    return weft_rope_cpu(&args, rotary->rank->pool);
+}
+
+weft_status weft_rotary_forward(weft_rotary *rotary, const weft_tensor *positions, weft_tensor *q, weft_tensor *k)
+{
+    WEFT_TRY(check_positions(rotary, positions));
+    WEFT_TRY(rotate(rotary, positions, q));
+    return k != NULL ? rotate(rotary, positions, k) : WEFT_OK;
+}
