@@ -14,10 +14,11 @@ function logits.job(engine, options)
     ids = engine.tokenizer:encode(options.prompt)
   end
   local all = core.tensor({ #ids, engine.vocab_size }, "float32")
-  engine:score(ids, function(first, rows)
+  local _, request = engine:score(ids, function(first, rows)
     all:narrow(0, first, rows.shape[1]):copy(rows)
     if core.isatty(2) and #ids > engine.prefill_chunk then io.stderr:write(("\r%d of %d tokens"):format(first + rows.shape[1], #ids)) end
   end)
+  engine.pool:free(request.blocks)
   core.checkpoint.save(options.out, { logits = all })
   if options.json then
     io.stdout:write(core.json.encode { tokens = #ids, vocab = engine.vocab_size, out = options.out }, "\n")

@@ -1,0 +1,150 @@
+--- weft verify: every legal plan of a model against one rank.
+--
+-- One rank first: its logits at every position of each prompt and of its greedy continuation are the
+-- reference. Each plan is fed the same tokens (so that one near-tie cannot hide all that follows),
+-- once for each way of cutting the prompt into chunks. A plan fails where its logits differ by more
+-- than the bound, or its best token differs where the reference's best two are further apart than
+-- `margin`.
+local core = require "weft.core"
+local json = core.json
+
+local verify = {}
+
+-- Largest difference over the largest logit; and what counts as a tie (DESIGN 8 and 10).
+local bounds = { float32 = { diff = 1e-4, margin = 1e-3 }, bfloat16 = { diff = 2e-2, margin = math.huge },
+  float16 = { diff = 2e-2, margin = math.huge } }
+
+--- The job on rank 0: cases of { prompt_ids, forced (or nil: greedy, `steps` of them), chunk }.
+-- Gives for each { ids = continuation, logits = float32 [positions, vocab] }.
+function verify.trace(engine, options, cases)
+  local results = {}
+  for i, case in ipairs(cases) do
+    engine.prefill_chunk = case.chunk
+    results[i] = engine:trace(case.prompt_ids, case.forced, case.steps)
+  end
+  return results
+end
+
+local function seeded_ids(count, vocab, seed)
+  local ids, state = {}, seed
+  for i = 1, count do
+    state = (state * 1103515245 + 12345) % 2147483648
+    ids[i] = math.floor(state / 65536) % vocab
+  end
+  return ids
+end
+
+-- Prompts: given, else expected.json of the folder, else random ids of the lengths where pages and
+-- shares of the sequence begin and end.
+local function prompts_of(options, setup)
+  if options.prompt_ids then return { options.prompt_ids } end
+  if options.prompt then
+    local tokenizer = assert(core.tokenizer.load(options.model))
+    return { tokenizer:encode(options.prompt) }
+  end
+  local file = io.open(options.model .. "/expected.json", "rb")
+  if file then
+    local cases = json.decode(file:read "*a")
+    file:close()
+    local prompts = {}
+    for i, case in ipairs(cases) do prompts[i] = case.prompt_ids end
+    return prompts
+  end
+  local block = options.block_size or 16
+  local widest = block * (options.max_ranks or 8)
+  local prompts, seen = {}, {}
+  for _, length in ipairs { 1, 3, 4, block - 1, block, 4 * 8 + 1, widest - 1, widest, widest + 1 } do
+    if length >= 1 and not seen[length] and length + options.steps < setup.cfg.max_position_embeddings then
+      seen[length] = true
+      prompts[#prompts + 1] = seeded_ids(length, setup.cfg.vocab_size, 7 + length)
+    end
+  end
+  return prompts
+end
+
+-- Compares two traces of the same tokens.
+local function compare(reference, got, bound)
+  local worst, first = 0, nil
+  for i, ref in ipairs(reference) do
+    local r = core.ops.compare_logits(got[i].logits, ref.logits, bound.margin)
+    worst = math.max(worst, r.max_rel_diff ~= r.max_rel_diff and math.huge or r.max_rel_diff)
+    if r.first_diff >= 0 and not first then first = { prompt = i - 1, position = r.first_diff } end
+  end
+  return { max_rel_diff = worst, first_diff_token = first, ok = worst <= bound.diff and first == nil }
+end
+
+local function cases_for(prompts, reference, chunk, steps)
+  local cases = {}
+  for i, ids in ipairs(prompts) do
+    cases[i] = { prompt_ids = ids, forced = reference and reference[i].ids, chunk = chunk, steps = steps }
+  end
+  return cases
+end
+
+local function run_plan(options, spec, cases)
+  local o = {}
+  for k, v in pairs(options) do o[k] = v end
+  o.policy_spec = spec
+  return require("weft.runtime").launch(o, "weft.commands.verify", "trace", cases)
+end
+
+local function plans_of(options, setup)
+  local search = require "weft.plan_search"
+  if options.plans and options.plans ~= "all" then return search.from_file(options.plans) end
+  local models = require "weft.models"
+  return search.legal(setup.cfg, options.max_ranks or 8, {
+    name = setup.name, supports = models.supports, block_size = options.block_size or 16,
+  })
+end
+
+local function row_text(row)
+  local first = row.first_diff_token
+  return ("%-44s %10.2e  %-12s %s"):format(row.plan, row.max_rel_diff,
+    first and ("%d:%d"):format(first.prompt, first.position) or "-", row.ok and "ok" or (row.error or "DIFFERS"))
+end
+
+function verify.run(options)
+  options.steps = options.max_tokens or 12
+  local setup = require("weft.runtime").check(options)
+  local bound = bounds[setup.cfg.compute_dtype]
+  local prompts = prompts_of(options, setup)
+  local longest = 0
+  for _, ids in ipairs(prompts) do longest = math.max(longest, #ids) end
+  options.cache_tokens = longest + options.steps + 256
+  local chunks = options.prefill_chunk and { options.prefill_chunk } or { 1, 7, 64 }
+  local reference = run_plan(options, { tensor = 1 }, cases_for(prompts, nil, 512, options.steps))
+  local rows, failed = {}, 0
+  if not options.json then
+    io.stdout:write(("%-44s %10s  %-12s\n"):format("plan", "rel diff", "first token"))
+  end
+  for i, plan in ipairs(plans_of(options, setup)) do
+    -- Each plan takes one way of cutting prompts; neighbours take different ones.
+    local chunk = chunks[(i - 1) % #chunks + 1]
+    local ok, got = pcall(run_plan, options, plan.spec, cases_for(prompts, reference, chunk, options.steps))
+    local row = ok and compare(reference, got, bound)
+      or { max_rel_diff = math.huge, ok = false, error = type(got) == "table" and got.message or tostring(got) }
+    if not ok and type(got) == "table" and got.code == "interrupted" then error(got, 0) end
+    row.plan = plan.label
+    rows[i] = row
+    if not row.ok then failed = failed + 1 end
+    if not options.json then
+      io.stdout:write(row_text(row), "\n")
+      io.stdout:flush()
+    elseif core.isatty(2) then
+      io.stderr:write(("\r%d plans"):format(i))
+    end
+  end
+  if options.json then
+    for _, row in ipairs(rows) do
+      if row.max_rel_diff == math.huge then row.max_rel_diff = json.null end
+      row.first_diff_token = row.first_diff_token and row.first_diff_token.position or json.null
+    end
+    io.stdout:write(json.encode(json.array(rows)), "\n")
+  else
+    io.stdout:write(("%d plans, %d prompts: %s\n"):format(#rows, #prompts,
+      failed == 0 and "all agree with one rank" or failed .. " differ"))
+  end
+  return failed == 0 and 0 or 1
+end
+
+return verify
