@@ -22,7 +22,7 @@ end
 --- Whether the checkpoint holds the tensor. Dummy weights hold whatever the model's shape needs:
 -- `optional` says what to answer for them.
 function Weights:has(name, optional)
-  if self.checkpoint.is_dummy then return optional == true end
+  if self.checkpoint.format == "dummy" then return optional == true end
   return self.checkpoint:has(self:name(name))
 end
 

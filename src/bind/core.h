@@ -10,6 +10,8 @@ void weft_open_group(lua_State *L);     /* lua_group.c: groups, rank, world */
 void weft_open_spawn(lua_State *L);     /* lua_spawn.c: rank threads and plain values between states */
 void weft_open_json(lua_State *L);      /* lua_json.c */
 void weft_open_checkpoint(lua_State *L); /* lua_checkpoint.c: safetensors, sources of weights */
+void weft_open_safetensors(lua_State *L); /* lua_safetensors.c: tensors into a file */
+void weft_open_rows(lua_State *L);        /* lua_rows.c: rows of a step's tensors */
 void weft_open_tokenizer(lua_State *L); /* lua_tokenizer.c */
 void weft_open_ops(lua_State *L);       /* lua_ops.c: every kernel contract, for specs and scripts */
 void weft_open_linear(lua_State *L);    /* lua_linear.c: column, row, merged, qkv, embedding, lm_head */

@@ -66,7 +66,7 @@ end
 local function compare(reference, got, bound)
   local worst, first = 0, nil
   for i, ref in ipairs(reference) do
-    local r = core.ops.compare_logits(got[i].logits, ref.logits, bound.margin)
+    local r = core.compare_rows(got[i].logits, ref.logits, bound.margin)
     worst = math.max(worst, r.max_rel_diff ~= r.max_rel_diff and math.huge or r.max_rel_diff)
     if r.first_diff >= 0 and not first then first = { prompt = i - 1, position = r.first_diff } end
   end

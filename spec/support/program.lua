@@ -1,0 +1,55 @@
+--- spec/support/program.lua: runs the program as a user does.
+local json = require("weft.core").json
+
+local program = {}
+program.path = (os.getenv "WEFT_BUILD" or "build") .. "/weft"
+program.models = "spec/fixtures/models/"
+
+local function quote(word)
+  return "'" .. tostring(word):gsub("'", "'\\''") .. "'"
+end
+
+local function slurp(path)
+  local file = io.open(path, "rb")
+  local text = file and file:read "*a" or ""
+  if file then file:close() end
+  os.remove(path)
+  return text
+end
+
+--- program.run{ "run", "--model", dir, ... , input = text, env = "A=b" } -> exit code, stdout, stderr
+function program.run(words)
+  local out, err, input = os.tmpname(), os.tmpname(), os.tmpname()
+  local file = io.open(input, "wb")
+  file:write(words.input or "")
+  file:close()
+  local line = { words.env or "", "env -u LD_PRELOAD", quote(program.path) }
+  if os.getenv "WEFT_SANITIZED" then line[2] = "env -u LD_PRELOAD" end
+  for _, word in ipairs(words) do line[#line + 1] = quote(word) end
+  local status = os.execute(("timeout %d env %s %s <%s >%s 2>%s"):format(words.limit or 120, line[1],
+    table.concat(line, " ", 2), input, out, err))
+  os.remove(input)
+  local code = type(status) == "number" and (status > 255 and math.floor(status / 256) or status) or (status and 0 or 1)
+  return code, slurp(out), slurp(err)
+end
+
+--- Runs and decodes the last line of standard output.
+function program.json(words)
+  local code, out, err = program.run(words)
+  assert(code == 0, ("exit %d: %s"):format(code, err))
+  return json.decode(out:match "([^\n]+)\n*$")
+end
+
+--- expected.json of a model folder under spec/fixtures/models.
+function program.expected(model)
+  local file = assert(io.open(program.models .. model .. "/expected.json", "rb"))
+  local cases = json.decode(file:read "*a")
+  file:close()
+  return cases
+end
+
+function program.ids(list)
+  return table.concat(list, ",")
+end
+
+return program
