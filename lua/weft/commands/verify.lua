@@ -84,7 +84,7 @@ end
 local function run_plan(options, spec, cases)
   local o = {}
   for k, v in pairs(options) do o[k] = v end
-  o.policy_spec = spec
+  o.policy = spec
   return require("weft.runtime").launch(o, "weft.commands.verify", "trace", cases)
 end
 

@@ -1,0 +1,173 @@
+--- spec/commands/bad_input_spec.lua - wrong flags, plans and files get one clear line and the right exit code.
+local program = require "spec.support.program"
+
+local demo = program.models .. "demo_llama"
+
+-- Runs, expects the exit code, exactly one line on standard error, and every text in it.
+local function refused(code, words, ...)
+  local got, out, err = program.run(words)
+  assert.equal(code, got, err)
+  assert.equal("", out)
+  local _, lines = err:gsub("\n", "")
+  assert.equal(1, lines, err)
+  assert.equal("weft: ", err:sub(1, 6))
+  for _, text in ipairs { ... } do
+    assert.is_truthy(err:find(text, 1, true), ("'%s' is not in: %s"):format(text, err))
+  end
+end
+
+local function run(...)
+  return { "run", "--model", demo, "--prompt-ids", "5,6,7", "--max-tokens", "2", ... }
+end
+
+local function script(text)
+  local path = os.tmpname() .. ".lua"
+  local file = io.open(path, "wb")
+  file:write(text)
+  file:close()
+  return path
+end
+
+describe("wrong usage (exit 2)", function()
+  it("names an unknown flag and the nearest known one", function()
+    refused(2, run("--max-token", "3"), "unknown flag '--max-token'", "did you mean --max-tokens?")
+  end)
+  it("names an unknown command and lists the known ones", function()
+    refused(2, { "runn" }, "unknown command 'runn'", "run, chat")
+  end)
+  it("says what a flag wants", function()
+    refused(2, run("-tp", "two"), "-tp wants a whole number, got 'two'")
+    refused(2, run("-tp"), "-tp needs a value")
+    refused(2, run("--top-p", "1.5"), "--top-p must be from 0 to 1, got 1.5")
+    refused(2, run("--dcp-comm-backend", "nccl"), "--dcp-comm-backend is one of ag_rs, a2a, got 'nccl'")
+    refused(2, run("--prompt", "x"), "exclude one another")
+    refused(2, { "run", "--prompt", "x" }, "--model is missing")
+    refused(2, { "run", "--model", demo, "--prompt-ids", "1,x" }, "--prompt-ids wants token ids", "'x'")
+    refused(2, run("-pp", "2"), "-pp: weft does not run pipeline parallelism yet")
+  end)
+  it("refuses a tp that does not divide the heads", function()
+    refused(2, run("-tp", "3"), "attention heads", "8", "3")
+  end)
+  it("refuses a tpa above tp, one that does not divide it, and a wrong dcp", function()
+    refused(2, run("-tp", "2", "-tpa", "4"), "4 > 2")
+    refused(2, run("-tp", "4", "-tpa", "3"), "4 % 3")
+    refused(2, run("-tp", "4", "-tpa", "2", "-dcp", "4"), "decode_context_parallel_size", "(2)", "4")
+  end)
+  it("refuses an exchange without context ranks", function()
+    refused(2, run("--dcp-comm-backend", "a2a"), "a2a", "decode_context_parallel_size")
+  end)
+  it("refuses a hidden width that does not divide", function()
+    refused(2, { "run", "--model", program.models .. "stories260K/hf-f32", "--prompt-ids", "1", "-tp", "8" }, "172", "8")
+  end)
+  it("refuses -tpa for a model that does not list attention", function()
+    local path = script [[local weft = require "weft"
+      local Llama = require "weft.models.llama"
+      local Mine = weft.model "MineForCausalLM" {}
+      function Mine.build(...) return Llama.build(...) end
+      return Mine]]
+    local words = run("-tp", "4", "-tpa", "2")
+    table.insert(words, 2, path)
+    refused(2, words, "ATTENTION layer parallel plan", "MineForCausalLM")
+    os.remove(path)
+  end)
+end)
+
+describe("a wrong model folder (exit 1)", function()
+  local function folder(files)
+    local path = os.tmpname()
+    os.remove(path)
+    os.execute("mkdir -p " .. path)
+    for name, text in pairs(files) do
+      local file = io.open(path .. "/" .. name, "wb")
+      file:write(text)
+      file:close()
+    end
+    return path
+  end
+  local function read(path)
+    local file = assert(io.open(path, "rb"))
+    local text = file:read "*a"
+    file:close()
+    return text
+  end
+  local config = read(demo .. "/config.json")
+  local function with_config(text, ...)
+    local path = folder { ["config.json"] = text }
+    refused(1, { "run", "--model", path, "--prompt-ids", "5" }, ...)
+    os.execute("rm -r " .. path)
+  end
+
+  it("says that config.json is missing, or cut off", function()
+    local path = folder {}
+    refused(1, { "run", "--model", path, "--prompt-ids", "5" }, "config.json")
+    os.execute("rm -r " .. path)
+    with_config(config:sub(1, 200), "config.json")
+  end)
+  it("lists the known architectures when it does not know one", function()
+    with_config(config:gsub("LlamaForCausalLM", "NoSuchForCausalLM"), "NoSuchForCausalLM", "LlamaForCausalLM, MistralForCausalLM")
+  end)
+  it("says that the weights are missing, cut off or of another shape, by name", function()
+    with_config(config, "model.safetensors")
+    local weights = read(demo .. "/model.safetensors")
+    local path = folder { ["config.json"] = config, ["model.safetensors"] = weights:sub(1, 1000000) }
+    refused(1, { "run", "--model", path, "--prompt-ids", "5" }, "model.safetensors")
+    os.execute("rm -r " .. path)
+    path = folder { ["config.json"] = config:gsub('"intermediate_size": 512', '"intermediate_size": 256'), ["model.safetensors"] = weights }
+    refused(1, { "run", "--model", path, "--prompt-ids", "5" }, "gate_proj.weight", "wanted [256, 192], found [512, 192]")
+    os.execute("rm -r " .. path)
+    path = folder { ["config.json"] = config:gsub('"num_hidden_layers": 4', '"num_hidden_layers": 5'), ["model.safetensors"] = weights }
+    refused(1, { "run", "--model", path, "--prompt-ids", "5", "-tp", "2" }, "model.layers.4.", "layer 4")
+    os.execute("rm -r " .. path)
+  end)
+  it("runs ids without a tokenizer, and says that text needs one", function()
+    local path = folder { ["config.json"] = config, ["model.safetensors"] = read(demo .. "/model.safetensors") }
+    local code, out, err = program.run { "run", "--model", path, "--prompt-ids", "0,402", "--max-tokens", "3", "--json" }
+    assert.equal(0, code, err)
+    assert.is_truthy(out:find('"output_ids":[', 1, true))
+    refused(1, { "run", "--model", path, "--prompt", "hello" }, "tokenizer.json", "--prompt-ids")
+    os.execute("rm -r " .. path)
+  end)
+end)
+
+describe("a wrong prompt or script", function()
+  it("refuses ids outside the vocabulary and prompts that are too long", function()
+    refused(1, { "run", "--model", demo, "--prompt-ids", "5,1024" }, "1024", "outside the vocabulary: 0 to 1023")
+    local ids = {}
+    for i = 1, 2049 do ids[i] = 5 end
+    refused(1, { "run", "--model", demo, "--prompt-ids", program.ids(ids) }, "2049", "2048")
+    refused(1, { "run", "--model", demo, "--prompt-ids", "" }, "empty")
+  end)
+  it("names the file and line of a script with a syntax error", function()
+    local path = script "local x = = 1"
+    local words = run()
+    table.insert(words, 2, path)
+    refused(1, words, "syntax error", path:match "[^/]+$" .. ":1:")
+    os.remove(path)
+  end)
+  it("says what a script that returns nothing should return", function()
+    local path = script "local x = 1"
+    local words = run()
+    table.insert(words, 2, path)
+    refused(1, words, "must return a model made by weft.model")
+    os.remove(path)
+  end)
+  it("ends with the message of the rank that fails, and of that one alone", function()
+    local path = script [[local weft = require "weft"
+      local Llama = require "weft.models.llama"
+      local Mine = weft.model "MineForCausalLM" { supported_layer_types = { "attention" } }
+      function Mine.build(...)
+        local model = Llama.build(...)
+        local forward = model.forward
+        function model.forward(step)
+          if weft.rank().rank == 2 then error "the third rank has had enough" end
+          return forward(step)
+        end
+        return model
+      end
+      return Mine]]
+    local words = run("-tp", "4")
+    table.insert(words, 2, path)
+    refused(1, words, "rank 2", "the third rank has had enough")
+    os.remove(path)
+  end)
+end)
