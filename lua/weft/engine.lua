@@ -56,11 +56,7 @@ end
 -- Gives the request pages for its first `tokens` tokens; false when there are none left.
 function Engine:grow(request, tokens)
   local missing = math.ceil(tokens / self.block_tokens) - #request.blocks
-  if missing <= 0 then return true end
-  local blocks = self.pool:allocate(missing)
-  if not blocks then return false end
-  for _, block in ipairs(blocks) do table.insert(request.blocks, block) end
-  return true
+  return missing <= 0 or self.pool:allocate(missing, request.blocks) ~= nil
 end
 
 -- Takes the youngest running request's pages away; it waits at the front and is computed again.
@@ -75,13 +71,7 @@ end
 -- Starts a waiting request: pages that hold the same first tokens are used again.
 function Engine:admit(request, budget)
   if self.prefix_reuse and #request.blocks == 0 then
-    local blocks, cached = self.pool:match(request.tokens)
-    -- The last token is always computed: its logits are wanted.
-    while cached >= #request.tokens do
-      self.pool:free { table.remove(blocks) }
-      cached = cached - self.block_tokens
-    end
-    request.blocks, request.computed = blocks, cached
+    request.blocks, request.computed = self.pool:match(request.tokens)
   end
   local n = math.min(#request.tokens - request.computed, self.prefill_chunk, budget)
   if self:grow(request, request.computed + n) then return n end
@@ -143,7 +133,7 @@ function Engine:describe(batch)
       temperature = request.temperature, seed = request.seed,
     }
   end
-  return { requests = requests, gather_logits = gather }
+  return { requests = requests, block_tokens = self.block_tokens, gather_logits = gather }
 end
 
 -- Draws with filters from the whole row (rank 0 has it).
@@ -211,7 +201,10 @@ end
 -- One step of one request by hand: tokens [at, at + #ids), all their logits.
 function Engine:feed(request, ids, at)
   self:pages(request, at + #ids)
-  self.record:build { requests = { { ids = ids, start = at, blocks = request.blocks, all_logits = true } }, gather_logits = true }
+  self.record:build {
+    requests = { { ids = ids, start = at, blocks = request.blocks, logits = "all" } },
+    block_tokens = self.block_tokens, gather_logits = true,
+  }
   self.record:publish()
   local drawn, logits = self.session:execute(self.record)
   return logits, drawn

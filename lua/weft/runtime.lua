@@ -93,9 +93,9 @@ function Session:execute(step)
   local logits = self.model.lm_head:forward(rows)
   if step.gather_logits then
     local full = self.model.lm_head:gather(logits)
-    return self.sampler:forward(logits, step), full
+    return self.sampler:forward_step(logits, step), full
   end
-  return self.sampler:forward(logits, step)
+  return self.sampler:forward_step(logits, step)
 end
 
 -- Ranks other than 0: execute what is published until the stop record.

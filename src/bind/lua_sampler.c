@@ -2,6 +2,7 @@
  *
  *   core.sampler.new(lm_head | {vocab_size=, axis= | parallel_plan=}) -> weft.sampler
  *     :forward(logits, {temperature={..}, seed={..}, position={..}}) -> {id, ...}; logits is this rank's shard
+ *     :forward_step(logits, step) -> {id, ...}; parameters from the step record
  *   core.sampler.draw(row, {temperature=0, top_k=0, top_p=1, min_p=0, repetition_penalty=1, history={ids}, seed=, position=}) -> id
  *   core.sampler.logprobs(row, n [, id]) -> {{id=, logprob=}, ...} best first [, log-probability of id] */
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "bind/box.h"
 #include "bind/core.h"
 #include "bind/layer_args.h"
+#include "bind/step_args.h"
 #include "layers/lm_head.h"
 #include "layers/sampler.h"
 
@@ -88,6 +90,16 @@ static row_parameters parameters_from_table(lua_State *L, int64_t rows)
     return p;
 }
 
+static int push_ids(lua_State *L, const weft_tensor *ids)
+{
+    lua_createtable(L, (int)ids->shape[0], 0);
+    for (int64_t r = 0; r < ids->shape[0]; r++) {
+        lua_pushnumber(L, ((const int32_t *)ids->data)[r]);
+        lua_rawseti(L, -2, (int)r + 1);
+    }
+    return 1;
+}
+
 static int l_forward(lua_State *L)
 {
     weft_sampler *sampler = (weft_sampler *)weft_box_check(L, 1, SAMPLER);
@@ -98,12 +110,22 @@ static int l_forward(lua_State *L)
     weft_object **slot = weft_box_new(L, WEFT_TENSOR);
     weft_raise_if(L, weft_sampler_forward(sampler, logits, p.temperature, p.seed, p.position, &ids));
     *slot = &ids->object;
-    lua_createtable(L, (int)ids->shape[0], 0);
-    for (int64_t r = 0; r < ids->shape[0]; r++) {
-        lua_pushnumber(L, ((const int32_t *)ids->data)[r]);
-        lua_rawseti(L, -2, (int)r + 1);
-    }
-    return 1;
+    return push_ids(L, ids);
+}
+
+/* sampler:forward_step(logits, step): the rows' parameters are the step record's. */
+static int l_forward_step(lua_State *L)
+{
+    weft_sampler *sampler = (weft_sampler *)weft_box_check(L, 1, SAMPLER);
+    const weft_tensor *logits = weft_check_tensor(L, 2);
+    weft_step *step = weft_check_step(L, 3);
+    if (logits->ndim != 2 || logits->shape[0] != step->header->num_logits)
+        luaL_error(L, "expected logits of the step's %d rows", step->header->num_logits);
+    weft_tensor *ids = NULL;
+    weft_object **slot = weft_box_new(L, WEFT_TENSOR);
+    weft_raise_if(L, weft_sampler_forward(sampler, logits, step->temperature, step->seeds, step->sample_positions, &ids));
+    *slot = &ids->object;
+    return push_ids(L, ids);
 }
 
 /* A whole row of logits: float32 [vocab] or [1, vocab]. */
@@ -189,7 +211,7 @@ static int l_logprobs(lua_State *L)
 
 void weft_open_sampler(lua_State *L)
 {
-    static const luaL_Reg methods[] = {{"forward", l_forward}, {NULL, NULL}};
+    static const luaL_Reg methods[] = {{"forward", l_forward}, {"forward_step", l_forward_step}, {NULL, NULL}};
     static const luaL_Reg functions[] = {{"new", l_new}, {"draw", l_draw}, {"logprobs", l_logprobs}, {NULL, NULL}};
     weft_box_class(L, SAMPLER, methods, NULL, NULL);
     lua_newtable(L);

@@ -77,7 +77,7 @@ local function exchange(engine, steps_before)
   for i, attention in ipairs(engine.session.attentions) do
     local traffic = attention:traffic()
     local steps = math.max(1, engine.timing.steps - steps_before)
-    list[i] = { bytes_per_step = traffic.bytes / steps, ms_per_step = traffic.seconds * 1000 / steps }
+    list[i] = { bytes_per_step = traffic.bytes_sent / steps, ms_per_step = traffic.exchange_seconds * 1000 / steps }
   end
   return list
 end

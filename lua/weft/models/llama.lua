@@ -28,6 +28,7 @@ function Llama.attention(cfg, weights, policy, i)
     total_num_kv_heads = cfg.num_key_value_heads,
     head_size = cfg.head_dim,
     sliding_window = cfg.window_of(i),
+    kv_dtype = cfg.compute_dtype,
     parallel_plan = plan,
   }
   local o_proj = nn.row_linear {
