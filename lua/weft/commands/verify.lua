@@ -81,20 +81,24 @@ local function cases_for(prompts, reference, chunk, steps)
   return cases
 end
 
-local function run_plan(options, spec, cases)
+local function run_plan(options, policy, cases)
   local o = {}
   for k, v in pairs(options) do o[k] = v end
-  o.policy = spec
+  o.policy = policy
   return require("weft.runtime").launch(o, "weft.commands.verify", "trace", cases)
 end
 
 local function plans_of(options, setup)
-  local search = require "weft.plan_search"
-  if options.plans and options.plans ~= "all" then return search.from_file(options.plans) end
+  if options.plans and options.plans ~= "all" then
+    local plans = {}
+    for i, policy in ipairs(require("weft.policy").load_list(options.plans)) do
+      plans[i] = { label = tostring(policy):gsub("^weft.policy ", ""), policy = policy }
+    end
+    return plans
+  end
   local models = require "weft.models"
-  return search.legal(setup.cfg, options.max_ranks or 8, {
-    name = setup.name, supports = models.supports, block_size = options.block_size or 16,
-  })
+  return require("weft.plan_search").legal(setup.cfg, options.max_ranks or 8,
+    function(layer_type) return models.supports(setup.name, layer_type) end, { block_size = options.block_size })
 end
 
 local function row_text(row)
@@ -104,6 +108,7 @@ local function row_text(row)
 end
 
 function verify.run(options)
+  options.dtype = options.dtype or "float32" -- the exact mode: rounding hides nothing
   options.steps = options.max_tokens or 12
   local setup = require("weft.runtime").check(options)
   local bound = bounds[setup.cfg.compute_dtype]
@@ -120,7 +125,7 @@ function verify.run(options)
   for i, plan in ipairs(plans_of(options, setup)) do
     -- Each plan takes one way of cutting prompts; neighbours take different ones.
     local chunk = chunks[(i - 1) % #chunks + 1]
-    local ok, got = pcall(run_plan, options, plan.spec, cases_for(prompts, reference, chunk, options.steps))
+    local ok, got = pcall(run_plan, options, plan.sizes or plan.policy, cases_for(prompts, reference, chunk, options.steps))
     local row = ok and compare(reference, got, bound)
       or { max_rel_diff = math.huge, ok = false, error = type(got) == "table" and got.message or tostring(got) }
     if not ok and type(got) == "table" and got.code == "interrupted" then error(got, 0) end
