@@ -7,6 +7,14 @@ local core = require "weft.core"
 
 local nn = {}
 
+--- The runtime listens here while it builds a model: every layer made is told, with its kind.
+function nn.on_layer() end
+
+local function made(kind, layer)
+  nn.on_layer(kind, layer)
+  return layer
+end
+
 -- What weights are stored as: "auto" keeps the checkpoint's dtype.
 local function param_dtype(weights)
   return weights.options.param_dtype or "auto"
@@ -47,7 +55,7 @@ function nn.qkv_linear(t)
       load_linear(layer, weights, "v", "v_proj", { v, t.hidden_size }, t.bias)
     end
   end
-  return layer
+  return made("qkv_linear", layer)
 end
 
 --- Output rows cut over the axis. { weights, input_size, output_size, bias, axis }
@@ -60,7 +68,7 @@ function nn.column_linear(t)
     layer:load(nil, t.weights:source("weight", { t.output_size, t.input_size }))
     if t.bias then layer:load_bias(nil, t.weights:source("bias", { t.output_size })) end
   end
-  return layer
+  return made("linear", layer)
 end
 
 --- gate and up in one product, each cut over the axis. Loads `gate_proj` and `up_proj`, or a fused
@@ -80,7 +88,7 @@ function nn.gate_up_linear(t)
       load_linear(layer, weights, 1, "up_proj", shape, t.bias)
     end
   end
-  return layer
+  return made("linear", layer)
 end
 
 --- Input columns cut over the axis; the parts are summed over its group.
@@ -94,7 +102,7 @@ function nn.row_linear(t)
     layer:load(nil, t.weights:source("weight", { t.output_size, t.input_size }))
     if t.bias then layer:load_bias(nil, t.weights:source("bias", { t.output_size })) end
   end
-  return layer
+  return made("linear", layer)
 end
 
 --- RMSNorm over the hidden size. forward(x [, residual]): with a residual, residual += x first and
@@ -103,7 +111,7 @@ function nn.rms_norm(cfg, weights, size)
   size = size or cfg.hidden_size
   local layer = core.rms_norm { hidden_size = size, eps = cfg.rms_norm_eps }
   layer:load(weights:source("weight", { size }))
-  return layer
+  return made("norm", layer)
 end
 
 --- The vocabulary's rows cut over the tensor group; forward(ids) sums over it.
@@ -113,7 +121,7 @@ function nn.vocab_embedding(cfg, weights, policy)
     dtype = param_dtype(weights), output_dtype = cfg.compute_dtype,
   }
   layer:load(weights:source("weight", { cfg.vocab_size, cfg.hidden_size }))
-  return layer
+  return made("embedding", layer)
 end
 
 --- The head: float32 logits of this rank's part of the vocabulary. With tied embeddings it shares
@@ -127,7 +135,7 @@ function nn.lm_head(cfg, weights, policy, embedding)
   if not cfg.tie_word_embeddings then
     layer:load(weights:source("weight", { cfg.vocab_size, cfg.hidden_size }))
   end
-  return layer
+  return made("lm_head", layer)
 end
 
 local rotaries = setmetatable({}, { __mode = "k" }) -- one table of cosines for all layers of a model
@@ -149,18 +157,13 @@ end
 -- { num_heads, num_kv_heads, total_num_heads, total_num_kv_heads, head_size, v_head_size,
 --   sliding_window, scale, parallel_plan }. forward(q, k, v, step) -> [tokens, output_num_heads * v_head_size]
 function nn.hetero_attention(t)
-  local layer = core.hetero_attention(t)
-  nn.on_attention(layer)
-  return layer
+  return made("attention", core.hetero_attention(t))
 end
 
 --- Attention that sees both ways within the step's own tokens and keeps no cache.
 function nn.encoder_attention(t)
   return core.encoder_attention(t)
 end
-
--- The runtime listens here while it builds a model, to give each attention its pages.
-function nn.on_attention() end
 
 --- silu(x[:, :n]) * x[:, n:] for the packed gate and up of nn.gate_up_linear.
 nn.silu_mul = core.silu_mul

@@ -133,6 +133,13 @@ local function cache_blocks(session, options, attentions)
   return -least:get(0), per_block
 end
 
+-- A list of every rank's value. Collective.
+local function on_all_ranks(everyone, value)
+  local list = {}
+  for root = 0, everyone.size - 1 do list[root + 1] = everyone:broadcast_value(value, root) end
+  return list
+end
+
 --- Builds this rank's model. Collective.
 function runtime.build(options)
   local rank = core.rank()
@@ -157,9 +164,16 @@ function runtime.build(options)
     dummy_dtype = cfg.dtype, on_tensor = progress(options, rank, cfg),
   })
   local attentions, nn = {}, require "weft.nn"
-  nn.on_attention = function(attention) attentions[#attentions + 1] = attention end
+  session.weight_bytes = 0
+  nn.on_layer = function(kind, layer)
+    if kind == "attention" then
+      attentions[#attentions + 1] = layer
+    elseif not (kind == "lm_head" and layer.tied) then
+      session.weight_bytes = session.weight_bytes + layer.weight_bytes
+    end
+  end
   session.model = model.build(cfg, weights, { get = function(_, ...) return core.layer_parallel.get(...) end })
-  nn.on_attention = function() end
+  nn.on_layer = function() end
   if type(session.model) ~= "table" or type(session.model.forward) ~= "function" or not session.model.lm_head then
     error(("build of model '%s' must return a table with forward(step) and lm_head"):format(name), 0)
   end

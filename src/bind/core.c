@@ -1,37 +1,11 @@
 /* bind/core.c - opens the module `weft.core`. Opening it again in the same state is harmless. */
 #include "bind/core.h"
 
-#include <time.h>
-#include <unistd.h>
-
 #include "bind/box.h"
-#include "base/pool.h"
 
 static int l_live_objects(lua_State *L)
 {
     lua_pushnumber(L, (lua_Number)weft_live_objects());
-    return 1;
-}
-
-static int l_cpu_cores(lua_State *L)
-{
-    lua_pushinteger(L, weft_cpu_cores());
-    return 1;
-}
-
-/* core.now() -> seconds of a clock that only runs forward */
-static int l_now(lua_State *L)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    lua_pushnumber(L, (lua_Number)t.tv_sec + (lua_Number)t.tv_nsec * 1e-9);
-    return 1;
-}
-
-/* core.isatty(fd) */
-static int l_isatty(lua_State *L)
-{
-    lua_pushboolean(L, isatty((int)luaL_checkinteger(L, 1)));
     return 1;
 }
 
@@ -47,8 +21,7 @@ static int l_methods(lua_State *L)
 void weft_open_base(lua_State *L)
 {
     static const luaL_Reg functions[] = {
-        {"live_objects", l_live_objects}, {"cpu_cores", l_cpu_cores}, {"_methods", l_methods},
-        {"now", l_now}, {"isatty", l_isatty}, {NULL, NULL}};
+        {"live_objects", l_live_objects}, {"_methods", l_methods}, {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
     lua_pushliteral(L, WEFT_VERSION);
     lua_setfield(L, -2, "version");
@@ -58,6 +31,7 @@ __attribute__((visibility("default"))) int luaopen_weft_core(lua_State *L)
 {
     static void (*const parts[])(lua_State *) = {
         weft_open_base,
+        weft_open_machine,
         weft_open_tensor,
         weft_open_plan,
         weft_open_group,

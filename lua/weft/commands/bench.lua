@@ -13,22 +13,6 @@ local function random_ids(count, vocab, seed)
   return ids
 end
 
--- Bytes read and written a second by copying between two buffers larger than any cache.
-local function copy_speed()
-  local bytes = 128 * 2 ^ 20
-  local a, b = core.tensor({ bytes / 4 }, "float32"), core.tensor({ bytes / 4 }, "float32")
-  a:fill(1)
-  local best = math.huge
-  for _ = 1, 3 do
-    local began = core.now()
-    b:copy(a)
-    best = math.min(best, core.now() - began)
-  end
-  a:close()
-  b:close()
-  return 2 * bytes / best
-end
-
 -- Bytes a decode step reads on this rank: every weight once, and the cache of each request.
 local function step_bytes(engine, batch, context)
   local session = engine.session
@@ -68,7 +52,7 @@ local function decode(engine, options)
   local ms = times[math.ceil(#times / 2)]
   local bytes = step_bytes(engine, options.batch, options.context) / (ms / 1000)
   return { batch = options.batch, context = options.context, ms = ms, tok_per_s = options.batch / ms * 1000,
-    gb_per_s = bytes / 1e9, percent_of_copy = 100 * bytes * engine.session.rank.world_size / copy_speed() }
+    gb_per_s = bytes / 1e9, percent_of_copy = 100 * bytes * engine.session.rank.world_size / core.copy_speed() }
 end
 
 -- Bytes and seconds of the exchange of attention, per layer and step, on rank 0.
