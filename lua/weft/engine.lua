@@ -20,8 +20,9 @@ function Engine.new(session, options)
     prefill_chunk = options.prefill_chunk or 512,
     block_tokens = session.block_tokens,
     pool = core.block_pool { num_blocks = session.num_blocks, block_tokens = session.block_tokens },
-    num_blocks = session.num_blocks,
-    prefix_reuse = options.prefix_reuse ~= false,
+    num_blocks = session.num_blocks, window = session.window,
+    -- Pages behind a window are given away, so that prefixes do not stay whole.
+    prefix_reuse = options.prefix_reuse ~= false and not session.window,
     record = core.step(), waiting = {}, running = {}, submitted = 0, preemptions = 0,
     timing = { prefill_s = 0, prefill_tokens = 0, decode_s = 0, decode_tokens = 0, steps = 0 },
     log = session.log,
@@ -33,7 +34,10 @@ end
 function Engine:submit(params)
   self.submitted = self.submitted + 1
   local request = Request.new(self, params, self.submitted)
-  local blocks = math.ceil(math.max(1, request.prompt_length + request.limit - 1) / self.block_tokens)
+  local tokens = math.max(1, request.prompt_length + request.limit - 1)
+  -- With a window in every layer, pages behind it are given back on the way.
+  if self.window then tokens = math.min(tokens, self.window + self.prefill_chunk + self.block_tokens) end
+  local blocks = math.ceil(tokens / self.block_tokens)
   if blocks > self.num_blocks then
     error({ code = "memory", message = ("the request may reach %d tokens, and the cache holds %d; raise --kv-cache-bytes or lower --max-tokens")
       :format(request.prompt_length + request.limit, self.num_blocks * self.block_tokens) }, 0)
@@ -46,9 +50,29 @@ function Engine:submit(params)
   return request
 end
 
+-- Gives all pages of a request back; those behind its window went before.
+function Engine:release(request)
+  local held = {}
+  for _, block in ipairs(request.blocks) do
+    if block then held[#held + 1] = block end
+  end
+  if #held > 0 then self.pool:free(held) end
+  request.blocks, request.behind = {}, 0
+end
+
+-- Gives back the pages that no layer's window can reach any more.
+function Engine:release_behind_window(request)
+  if not self.window then return end
+  local reach = request.computed - self.window + 1 -- first position that the next token sees
+  while (request.behind + 1) * self.block_tokens <= reach do
+    request.behind = request.behind + 1
+    if request.blocks[request.behind] then self.pool:free { request.blocks[request.behind] } end
+    request.blocks[request.behind] = false
+  end
+end
+
 function Engine:finish(request, reason)
-  if #request.blocks > 0 then self.pool:free(request.blocks) end
-  request.blocks = {}
+  self:release(request)
   request.state, request.finish_reason = "finished", reason
   if request.params.on_finish then request.params.on_finish(request) end
 end
@@ -63,8 +87,8 @@ end
 function Engine:preempt(victim)
   self.preemptions = self.preemptions + 1
   self.log("the cache is full: request %d waits and is computed again (%d tokens)", victim.number, victim.computed)
-  self.pool:free(victim.blocks)
-  victim.blocks, victim.computed, victim.state = {}, 0, "waiting"
+  self:release(victim)
+  victim.computed, victim.state = 0, "waiting"
   table.insert(self.waiting, 1, victim)
 end
 
@@ -75,8 +99,8 @@ function Engine:admit(request, budget)
   end
   local n = math.min(#request.tokens - request.computed, self.prefill_chunk, budget)
   if self:grow(request, request.computed + n) then return n end
-  if #request.blocks > 0 then self.pool:free(request.blocks) end
-  request.blocks, request.computed = {}, 0
+  self:release(request)
+  request.computed = 0
   return 0
 end
 
@@ -165,6 +189,7 @@ function Engine:step()
     if self.prefix_reuse and math.floor(request.computed / self.block_tokens) > before then
       self.pool:commit(request.blocks, request.tokens, request.computed)
     end
+    self:release_behind_window(request)
     if entry.samples then
       drawn = drawn + 1
       local id = ids and ids[drawn]
@@ -222,6 +247,8 @@ function Engine:score(ids, on_rows)
     on_rows(at, logits)
     at = at + #chunk
     drawn = best[#best]
+    request.computed = at
+    self:release_behind_window(request)
   end
   return drawn, request
 end
@@ -241,7 +268,7 @@ function Engine:trace(prompt_ids, forced, steps)
     keep(at, logits)
     best = drawn[1]
   end
-  self.pool:free(request.blocks)
+  self:release(request)
   return { ids = ids, logits = all }
 end
 

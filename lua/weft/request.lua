@@ -45,7 +45,7 @@ function Request.new(engine, params, number)
   check_prompt(engine, ids)
   local self = setmetatable({
     number = number, params = params, tokens = {}, prompt_length = #ids, prompt = params.prompt,
-    computed = 0, blocks = {}, output_ids = {}, text = "", emitted = 0, state = "waiting",
+    computed = 0, blocks = {}, behind = 0, output_ids = {}, text = "", emitted = 0, state = "waiting",
     seed = params.seed or engine.seed, temperature = params.temperature or 0,
     limit = math.min(params.max_tokens or 128, engine.max_position - #ids),
     logprobs = params.logprobs and {} or nil,

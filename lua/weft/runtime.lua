@@ -140,29 +140,28 @@ local function on_all_ranks(everyone, value)
   return list
 end
 
---- Builds this rank's model. Collective.
-function runtime.build(options)
-  local rank = core.rank()
-  local began = core.now()
-  local cfg = config.load(options.model)
-  cfg.compute_dtype = compute_dtype(options, cfg)
-  local model, name, text = runtime.load_model(options, cfg)
-  local policy = policies.from_options(options)
-  core.groups.create_all(policy:groups())
-  local default, overrides = policies.lowered(policy, rank.rank)
-  core.layer_parallel.init(default, overrides)
-  local session = setmetatable({
-    cfg = cfg, name = name, policy = policy, rank = rank, model_dir = options.model,
-    everyone = core.groups.everyone(), log = logger(options, rank),
-  }, Session)
-  compare_scripts(session.everyone, rank, text)
-
-  local checkpoint, why, code = core.checkpoint.open(options.model, { format = options.load_format or "auto" })
-  if not checkpoint then error({ message = why, code = code }, 0) end
-  local weights = Weights.new(checkpoint, {
+-- The checkpoint's weights, as this run wants them.
+local function open_weights(options, rank, cfg)
+  local checkpoint, message, code = core.checkpoint.open(options.model, { format = options.load_format or "auto" })
+  if not checkpoint then error({ message = message, code = code }, 0) end
+  return Weights.new(checkpoint, {
     param_dtype = cfg.compute_dtype == "float32" and "auto" or cfg.compute_dtype,
     dummy_dtype = cfg.dtype, on_tensor = progress(options, rank, cfg),
   })
+end
+
+-- The widest window where every layer has one, else nil: pages behind it can be given back.
+local function widest_window(attentions)
+  local widest = 0
+  for _, attention in ipairs(attentions) do
+    if attention.sliding_window == 0 then return nil end
+    widest = math.max(widest, attention.sliding_window)
+  end
+  return widest > 0 and widest or nil
+end
+
+-- Runs the model script's build; gives each attention its pages and counts the bytes.
+local function build_model(session, model, weights, options)
   local attentions, nn = {}, require "weft.nn"
   session.weight_bytes = 0
   nn.on_layer = function(kind, layer)
@@ -172,22 +171,44 @@ function runtime.build(options)
       session.weight_bytes = session.weight_bytes + layer.weight_bytes
     end
   end
-  session.model = model.build(cfg, weights, { get = function(_, ...) return core.layer_parallel.get(...) end })
+  session.model = model.build(session.cfg, weights, { get = function(_, ...) return core.layer_parallel.get(...) end })
   nn.on_layer = function() end
   if type(session.model) ~= "table" or type(session.model.forward) ~= "function" or not session.model.lm_head then
-    error(("build of model '%s' must return a table with forward(step) and lm_head"):format(name), 0)
+    error(("build of model '%s' must return a table with forward(step) and lm_head"):format(session.name), 0)
   end
-  session.sampler = core.sampler.new(session.model.lm_head)
   session.attentions = attentions
-  session.block_tokens = policy.block_size * policy.context_lcm
+  session.window = widest_window(attentions)
+  session.block_tokens = session.policy.block_size * session.policy.context_lcm
   session.num_blocks, session.bytes_per_block = cache_blocks(session, options, attentions)
   for _, attention in ipairs(attentions) do attention:bind_cache(session.num_blocks, session.block_tokens) end
-  if rank.rank == 0 then
-    local message, code
-    session.tokenizer, message, code = core.tokenizer.load(options.model)
-    -- A model may come without one; a broken one is no reason to run without.
-    if not session.tokenizer and code ~= "io" then error({ message = message, code = code }, 0) end
-  end
+  session.kv_bytes_per_rank = on_all_ranks(session.everyone, session.num_blocks * session.bytes_per_block)
+end
+
+-- A model may come without a tokenizer; a broken one is no reason to run without.
+local function load_tokenizer(folder)
+  if folder:match "%.json$" then return nil end
+  local tokenizer, message, code = core.tokenizer.load(folder)
+  if not tokenizer and code ~= "io" then error({ message = message, code = code }, 0) end
+  return tokenizer
+end
+
+--- Builds this rank's model. Collective.
+function runtime.build(options)
+  local rank, began = core.rank(), core.now()
+  local cfg = config.load(options.model)
+  cfg.compute_dtype = compute_dtype(options, cfg)
+  local model, name, text = runtime.load_model(options, cfg)
+  local policy = policies.from_options(options)
+  core.groups.create_all(policy:groups())
+  core.layer_parallel.init(policies.lowered(policy, rank.rank))
+  local session = setmetatable({
+    cfg = cfg, name = name, policy = policy, rank = rank, model_dir = options.model,
+    everyone = core.groups.everyone(), log = logger(options, rank),
+  }, Session)
+  compare_scripts(session.everyone, rank, text)
+  build_model(session, model, open_weights(options, rank, cfg), options)
+  session.sampler = core.sampler.new(session.model.lm_head)
+  if rank.rank == 0 then session.tokenizer = load_tokenizer(options.model) end
   session.load_ms = (core.now() - began) * 1000
   session.log("cache: %d blocks of %d tokens, %.1f MB on rank 0", session.num_blocks, session.block_tokens,
     session.num_blocks * session.bytes_per_block / 1e6)

@@ -18,7 +18,7 @@ function logits.job(engine, options)
     all:narrow(0, first, rows.shape[1]):copy(rows)
     if core.isatty(2) and #ids > engine.prefill_chunk then io.stderr:write(("\r%d of %d tokens"):format(first + rows.shape[1], #ids)) end
   end)
-  engine.pool:free(request.blocks)
+  engine:release(request)
   core.save_safetensors(options.out, { logits = all })
   if options.json then
     io.stdout:write(core.json.encode { tokens = #ids, vocab = engine.vocab_size, out = options.out }, "\n")
