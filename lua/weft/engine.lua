@@ -36,7 +36,7 @@ function Engine:submit(params)
   local request = Request.new(self, params, self.submitted)
   local tokens = math.max(1, request.prompt_length + request.limit - 1)
   -- With a window in every layer, pages behind it are given back on the way.
-  if self.window then tokens = math.min(tokens, self.window + self.prefill_chunk + self.block_tokens) end
+  if self.window then tokens = math.min(tokens, self.window + math.min(self.prefill_chunk, tokens) + self.block_tokens) end
   local blocks = math.ceil(tokens / self.block_tokens)
   if blocks > self.num_blocks then
     error({ code = "memory", message = ("the request may reach %d tokens, and the cache holds %d; raise --kv-cache-bytes or lower --max-tokens")
@@ -98,6 +98,11 @@ function Engine:admit(request, budget)
     request.blocks, request.computed = self.pool:match(request.tokens)
   end
   local n = math.min(#request.tokens - request.computed, self.prefill_chunk, budget)
+  -- Alone, a request starts with whatever fits; beside others it waits for room.
+  if #self.running == 0 then
+    n = math.min(n, (#request.blocks + self.pool.free_blocks) * self.block_tokens - request.computed)
+    if n <= 0 then error({ code = "internal", message = "the cache has no free block, and nothing runs" }, 0) end
+  end
   if self:grow(request, request.computed + n) then return n end
   self:release(request)
   request.computed = 0
