@@ -36,7 +36,7 @@ function Engine:submit(params)
   local request = Request.new(self, params, self.submitted)
   local tokens = math.max(1, request.prompt_length + request.limit - 1)
   -- With a window in every layer, pages behind it are given back on the way.
-  if self.window then tokens = math.min(tokens, self.window + math.min(self.prefill_chunk, tokens) + self.block_tokens) end
+  if self.window then tokens = math.min(tokens, self.window + 2 * self.block_tokens) end
   local blocks = math.ceil(tokens / self.block_tokens)
   if blocks > self.num_blocks then
     error({ code = "memory", message = ("the request may reach %d tokens, and the cache holds %d; raise --kv-cache-bytes or lower --max-tokens")
@@ -83,6 +83,11 @@ function Engine:grow(request, tokens)
   return missing <= 0 or self.pool:allocate(missing, request.blocks) ~= nil
 end
 
+-- How many tokens more the request could hold with every free page.
+function Engine:room(request)
+  return (#request.blocks + self.pool.free_blocks) * self.block_tokens - request.computed
+end
+
 -- Takes the youngest running request's pages away; it waits at the front and is computed again.
 function Engine:preempt(victim)
   self.preemptions = self.preemptions + 1
@@ -100,7 +105,7 @@ function Engine:admit(request, budget)
   local n = math.min(#request.tokens - request.computed, self.prefill_chunk, budget)
   -- Alone, a request starts with whatever fits; beside others it waits for room.
   if #self.running == 0 then
-    n = math.min(n, (#request.blocks + self.pool.free_blocks) * self.block_tokens - request.computed)
+    n = math.min(n, self:room(request))
     if n <= 0 then error({ code = "internal", message = "the cache has no free block, and nothing runs" }, 0) end
   end
   if self:grow(request, request.computed + n) then return n end
@@ -125,6 +130,10 @@ function Engine:schedule()
     local fits = self:grow(request, request.computed + n)
     while not fits and self.running[#self.running] ~= request do
       self:preempt(table.remove(self.running))
+      fits = self:grow(request, request.computed + n)
+    end
+    if not fits and self:room(request) > 0 then -- a part of a chunk
+      n = math.min(n, self:room(request))
       fits = self:grow(request, request.computed + n)
     end
     if not fits then -- the youngest of all: it steps back itself
