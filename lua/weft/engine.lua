@@ -1,5 +1,12 @@
 --- The engine: many requests, one step at a time, on rank 0.
 --
+--   local engine = weft.engine { model = DIR, tp = 4, tpa = 2, max_batch = 8 }
+--   local request = engine:submit { prompt = "Once upon a time", max_tokens = 40,
+--                                   on_token = function(request, id, text) io.write(text) end }
+--   engine:run()                       -- or engine:step() until it gives false
+--   print(request.text, request.finish_reason)
+--   engine:close()
+--
 -- A step is one forward pass of a ragged batch: every running request gives its next token or its
 -- next chunk of prompt, within a token budget. Requests join and leave at any step. Rank 0 decides
 -- and publishes the step record; all ranks execute it (runtime.lua).
@@ -8,6 +15,38 @@ local Request = require "weft.request"
 
 local Engine = {}
 Engine.__index = Engine
+
+local short = { tp = "tensor_parallel_size", tpa = "tensor_parallel_size_attention", dcp = "decode_context_parallel_size",
+  ep = "expert_parallel_size" }
+
+--- An engine for scripts and specs: this Lua state becomes rank 0, the other ranks are threads.
+-- options: the flags of `weft run` by their long names with underscores (tp, tpa, dcp and ep for
+-- short), `policy` for a weft.policy or its sizes, `script` for a model script.
+local function open(_, options)
+  if type(options) ~= "table" then error("weft.engine needs a table such as { model = DIR }, got " .. type(options), 2) end
+  local given = {}
+  for key, value in pairs(options) do given[short[key] or key] = value end
+  given.cache_tokens = given.cache_tokens or 8192
+  local session, finish = require("weft.runtime").lead(given)
+  local engine = Engine.new(session, given)
+  engine.end_ranks = finish
+  return engine
+end
+setmetatable(Engine, { __call = open })
+
+--- Ends the ranks. Requests that are not finished are cancelled. May be called again.
+function Engine:close()
+  if not self.end_ranks then return end
+  local finish = self.end_ranks
+  self.end_ranks = nil
+  for _, list in ipairs { self.running, self.waiting } do
+    for _, request in ipairs(list) do request:cancel() end
+  end
+  self:schedule()
+  self.record:build { kind = "stop" }
+  self.record:publish()
+  finish()
+end
 
 --- session: what runtime.lua built on this rank. options: max_batch, max_batch_tokens, prefill_chunk.
 function Engine.new(session, options)

@@ -66,9 +66,9 @@ local function logger(options, rank)
   end
 end
 
--- Progress while weights load: on a terminal, or with -v.
-local function progress(options, rank, cfg)
-  if rank.rank ~= 0 or not (options.verbose or core.isatty(2)) then return nil end
+-- Progress while weights load, on a terminal.
+local function progress(rank, cfg)
+  if rank.rank ~= 0 or not core.isatty(2) then return nil end
   local shown, total = -1, cfg.num_hidden_layers
   return function(name)
     local layer = tonumber(name:match "layers%.(%d+)%.")
@@ -86,7 +86,7 @@ Session.__index = Session
 --- One forward pass on this rank: ids drawn (rows that need no filters) and, when the record asks,
 -- all logits (float32 [rows, vocab]).
 function Session:execute(step)
-  core.arena.begin_step()
+  core.begin_step()
   local hidden = self.model.forward(step)
   if step.num_logits == 0 then return nil end
   local rows = core.gather_rows(hidden, step.logits_indices)
@@ -146,7 +146,7 @@ local function open_weights(options, rank, cfg)
   if not checkpoint then error({ message = message, code = code }, 0) end
   return Weights.new(checkpoint, {
     param_dtype = cfg.compute_dtype == "float32" and "auto" or cfg.compute_dtype,
-    dummy_dtype = cfg.dtype, on_tensor = progress(options, rank, cfg),
+    dummy_dtype = cfg.dtype, on_tensor = progress(rank, cfg),
   })
 end
 
@@ -210,9 +210,39 @@ function runtime.build(options)
   session.sampler = core.sampler.new(session.model.lm_head)
   if rank.rank == 0 then session.tokenizer = load_tokenizer(options.model) end
   session.load_ms = (core.now() - began) * 1000
+  session.log("%s on %d rank%s of %d thread%s (%s): %.1f MB of weights on rank 0 in %.0f ms, %.2f GB/s", name, rank.world_size,
+    rank.world_size == 1 and "" or "s", rank.threads, rank.threads == 1 and "" or "s", core.cpu_isa(),
+    session.weight_bytes / 1e6, session.load_ms, session.weight_bytes / session.load_ms / 1e6)
   session.log("cache: %d blocks of %d tokens, %.1f MB on rank 0", session.num_blocks, session.block_tokens,
     session.num_blocks * session.bytes_per_block / 1e6)
   return session
+end
+
+--- Options of core.spawn and core.lead for a run.
+local function ranks_of(options, setup, name, args)
+  return {
+    ranks = setup.num_ranks, fn = { module = "weft.runtime", ["function"] = name }, args = args,
+    timeout = options.timeout, verbose = options.verbose, on_interrupt = options.on_interrupt,
+  }
+end
+
+--- What ranks other than 0 run under a script that leads them (weft.engine).
+function runtime.follow_main(options)
+  follow(runtime.build(options))
+  core.groups.close()
+end
+
+--- Starts the other ranks and makes this state rank 0 of a built model: for scripts and specs.
+-- Returns the session and a function that ends the ranks.
+function runtime.lead(options)
+  local setup = runtime.check(options)
+  local ranks = core.lead(ranks_of(options, setup, "follow_main", { options }))
+  local session = runtime.build(options)
+  return session, function()
+    core.groups.close()
+    core.layer_parallel.clear()
+    ranks:close()
+  end
 end
 
 --- What each rank runs (called by core.spawn): build, then the job on rank 0.
@@ -234,11 +264,7 @@ end
 --- Starts the ranks and gives what the job `module.name(engine, options, argument)` returned.
 function runtime.launch(options, module, name, argument)
   local setup = runtime.check(options)
-  local results = core.spawn {
-    ranks = setup.num_ranks, fn = { module = "weft.runtime", ["function"] = "rank_main" },
-    args = { options, module, name, argument }, timeout = options.timeout, verbose = options.verbose,
-    on_interrupt = options.on_interrupt,
-  }
+  local results = core.spawn(ranks_of(options, setup, "rank_main", { options, module, name, argument }))
   return results[1]
 end
 

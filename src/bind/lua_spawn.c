@@ -148,10 +148,10 @@ static void on_sigint(supervisor *s)
     arm_default(s);
 }
 
-static int start_ranks(weft_spawn *spawn)
+static int start_ranks(weft_spawn *spawn, int first)
 {
     int started = 0;
-    for (int r = 0; r < spawn->count; r++) {
+    for (int r = first; r < spawn->count; r++) {
         weft_rank_thread *t = &spawn->threads[r];
         t->started = pthread_create(&t->thread, NULL, weft_rank_thread_main, t) == 0;
         if (!t->started) {
@@ -165,10 +165,9 @@ static int start_ranks(weft_spawn *spawn)
 
 /* Waits for the ranks. Behind an abort it waits no longer than the timeout: a rank in a compiled
  * loop may never look. Returns how many did not come back. */
-static int supervise(supervisor *s)
+static int supervise(supervisor *s, int running)
 {
     weft_spawn *spawn = s->spawn;
-    int running = start_ranks(spawn);
     double aborted_at = 0;
     while (running > 0) {
         struct pollfd fds[] = {{.fd = spawn->done_fd, .events = POLLIN}, {.fd = s->signal_fd, .events = POLLIN}};
@@ -330,11 +329,12 @@ static int pack_args_field(lua_State *L, weft_packed *job)
     return count;
 }
 
-static int l_spawn(lua_State *L)
+/* Packs function and arguments and pushes the spawn's box; starts nothing. */
+static weft_spawn **prepare(lua_State *L, options *o)
 {
     int top = lua_gettop(L), by_name, num_args;
     int named = lua_istable(L, 1);
-    options o = named ? check_options(L) : default_options((int)luaL_checkinteger(L, 1));
+    *o = named ? check_options(L) : default_options((int)luaL_checkinteger(L, 1));
     weft_packed *job = weft_packed_new(L);
     pack_field(L, job, "package", "path");
     pack_field(L, job, "package", "cpath");
@@ -349,31 +349,120 @@ static int l_spawn(lua_State *L)
         num_args = top - 2;
         for (int i = 0; i < num_args; i++) pack_argument(L, job, 3 + i, i + 1);
     }
-    weft_spawn **slot = push_spawn(L, job, &o, num_args, by_name), *spawn = *slot;
-    weft_spawn *outer = weft_lua_spawn(L);
+    return push_spawn(L, job, o, num_args, by_name);
+}
 
+/* Raises when ranks did not come back: their threads still use the spawn, which stays for as long
+ * as the process. */
+static void raise_lost(lua_State *L, weft_spawn **slot, int lost)
+{
+    weft_spawn *spawn = *slot;
+    *slot = NULL;
+    const char *message = "";
+    weft_status code = WEFT_OK;
+    int rank = weft_world_failure(spawn->world, &code, &message);
+    weft_push_error(L, "timeout", lua_pushfstring(L, "rank %d: %s (and %d of %d ranks did not stop)", rank, message, lost, spawn->count));
+    lua_error(L);
+}
+
+static int l_spawn(lua_State *L)
+{
+    options o;
+    weft_spawn **slot = prepare(L, &o), *spawn = *slot, *outer = weft_lua_spawn(L);
     supervisor s = {.spawn = spawn, .outer = outer != NULL ? outer->world : NULL, .flag_mode = o.flag_mode};
     s.timeout = o.world.timeout_seconds > 0 ? o.world.timeout_seconds : 300;
     take_sigint(&s);
-    int lost = supervise(&s);
+    int running = start_ranks(spawn, 0);
+    int lost = supervise(&s, running);
     give_sigint_back(&s);
-    if (lost > 0) {
-        /* Their threads still use it: it stays for as long as the process. */
-        *slot = NULL;
-        const char *message = "";
-        weft_status code = WEFT_OK;
-        int rank = weft_world_failure(spawn->world, &code, &message);
-        weft_push_error(L, "timeout", lua_pushfstring(L, "rank %d: %s (and %d of %d ranks did not stop)", rank, message, lost, spawn->count));
-        return lua_error(L);
-    }
+    if (lost > 0) raise_lost(L, slot, lost);
     raise_failure(L, spawn);
     return push_results(L, spawn);
+}
+
+/* ---- core.lead: this state becomes rank 0 ---- */
+
+#define LEAD "weft.ranks"
+
+typedef struct {
+    weft_spawn *spawn;
+    int running;
+    double timeout;
+} lead;
+
+/* Nobody closed it: the other ranks are told to stop, and what they use stays. */
+static int lead_gc(lua_State *L)
+{
+    lead *l = lua_touserdata(L, 1);
+    if (l->spawn != NULL) weft_world_abort(l->spawn->world, 0, WEFT_ABORTED, "the script that led the ranks is gone");
+    l->spawn = NULL;
+    return 0;
+}
+
+/* ranks:close() waits for the other ranks' functions to return, and makes this state a world of
+ * one again. Raises the first failure, if there was one. */
+static int lead_close(lua_State *L)
+{
+    lead *l = luaL_checkudata(L, 1, LEAD);
+    if (l->spawn == NULL) return 0;
+    weft_spawn **slot = lua_newuserdata(L, sizeof *slot);
+    *slot = NULL;
+    luaL_getmetatable(L, SPAWN_BOX);
+    lua_setmetatable(L, -2);
+    weft_lua_set_rank(L, NULL);
+    *slot = l->spawn;
+    l->spawn = NULL;
+    supervisor s = {.spawn = *slot, .signal_fd = -1, .timeout = l->timeout};
+    int lost = supervise(&s, l->running);
+    if (lost > 0) raise_lost(L, slot, lost);
+    raise_failure(L, *slot);
+    return 0;
+}
+
+/* core.lead{ranks =, fn =, args = ...} -> weft.ranks: this state becomes rank 0 of a new world whose
+ * other ranks run fn, as under spawn. Ctrl-C stays what the script made of it. */
+static int l_lead(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TTABLE);
+    if (weft_lua_spawn(L) != NULL) luaL_error(L, "a rank cannot lead other ranks");
+    lead *l = lua_newuserdata(L, sizeof *l);
+    l->spawn = NULL;
+    if (luaL_newmetatable(L, LEAD)) {
+        static const luaL_Reg methods[] = {{"close", lead_close}, {NULL, NULL}};
+        lua_newtable(L);
+        luaL_setfuncs(L, methods, 0);
+        lua_setfield(L, -2, "__index");
+        lua_pushcfunction(L, lead_gc);
+        lua_setfield(L, -2, "__gc");
+        lua_pushliteral(L, LEAD);
+        lua_setfield(L, -2, "__metatable");
+    }
+    lua_setmetatable(L, -2);
+    int handle = lua_gettop(L);
+    options o;
+    weft_spawn **slot = prepare(L, &o);
+    l->spawn = *slot;
+    *slot = NULL;
+    l->timeout = o.world.timeout_seconds > 0 ? o.world.timeout_seconds : 300;
+    sigset_t only_int, old;
+    sigemptyset(&only_int);
+    sigaddset(&only_int, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &only_int, &old);
+    l->running = start_ranks(l->spawn, 1);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    weft_rank *rank = NULL;
+    weft_raise_if(L, weft_rank_create(&rank, l->spawn->world, 0));
+    weft_lua_set_rank(L, rank);
+    lua_pushvalue(L, handle);
+    return 1;
 }
 
 void weft_open_spawn(lua_State *L)
 {
     lua_pushcfunction(L, l_spawn);
     lua_setfield(L, -2, "spawn");
+    lua_pushcfunction(L, l_lead);
+    lua_setfield(L, -2, "lead");
     weft_open_rank(L);
     weft_push_error(L, "ok", ""); /* the class must exist before an error is unpacked */
     lua_pop(L, 1);

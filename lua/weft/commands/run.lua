@@ -105,14 +105,8 @@ local function many(engine, options)
   if counter then io.stderr:write "\n" end
 end
 
-local function who_holds_what(engine)
-  local session = engine.session
-  engine.log("%s on %d rank%s", session.name, session.rank.world_size, session.rank.world_size == 1 and "" or "s")
-end
-
 --- The job on rank 0.
 function run.job(engine, options)
-  who_holds_what(engine)
   if options.prompts then many(engine, options) else single(engine, options) end
   local t = run.timing(engine)
   engine.log("load %.0f ms, prefill %.1f ms (%.0f tok/s), decode %.1f ms (%.1f tok/s), %d preemptions",
