@@ -50,6 +50,7 @@ local function run_script(path)
   file:close()
   local chunk, syntax = loadstring(text, "@" .. path)
   if not chunk then fail("the plan has a syntax error: %s", syntax) end
+  setfenv(chunk, setmetatable({ weft = require "weft" }, { __index = _G })) -- a plan needs no require
   local ok, result = pcall(chunk)
   if not ok then fail("the plan %s failed: %s", path, type(result) == "table" and result.message or tostring(result)) end
   return result

@@ -72,7 +72,8 @@ function bench.job(engine, options)
   prefill(engine, { prefill = math.min(options.prefill, 64) }) -- warm
   local before = engine.timing.steps
   local result = { prefill = prefill(engine, options), decode = decode(engine, options),
-    kv_bytes_per_rank = core.json.array(engine.session.kv_bytes_per_rank) }
+    kv_bytes_per_rank = core.json.array(engine.session.kv_bytes_per_rank),
+    num_blocks = engine.session.num_blocks, block_tokens = engine.session.block_tokens }
   result.exchange = core.json.array(exchange(engine, before))
   if options.json then
     io.stdout:write(core.json.encode(result), "\n")
