@@ -78,9 +78,10 @@ function policies.load_list(path)
   return list
 end
 
---- The policy of parsed flags (weft.flags): `policy` (a table of sizes, from a program), `plan`
--- (a script) or the plan flags.
+--- The policy of parsed flags (weft.flags): `policy` (a table of sizes, from a program), the
+-- `plan_number`th of a `plan_list` (a script), `plan` (a script) or the plan flags.
 function policies.from_options(options)
+  if options.plan_list then return policies.load_list(options.plan_list)[options.plan_number] end
   if options.policy then return is_policy(options.policy) and options.policy or core.policy(options.policy) end
   if not options.plan then return policies.from_config(policies.parallel_config(options)) end
   for _, flag in ipairs(plan_flags) do

@@ -81,10 +81,11 @@ local function cases_for(prompts, reference, chunk, steps)
   return cases
 end
 
-local function run_plan(options, policy, cases)
+local function run_plan(options, plan, cases)
   local o = {}
   for k, v in pairs(options) do o[k] = v end
-  o.policy = policy
+  o.policy = plan.sizes
+  if plan.number then o.plan_list, o.plan_number = options.plans, plan.number end
   return require("weft.runtime").launch(o, "weft.commands.verify", "trace", cases)
 end
 
@@ -92,7 +93,7 @@ local function plans_of(options, setup)
   if options.plans and options.plans ~= "all" then
     local plans = {}
     for i, policy in ipairs(require("weft.policy").load_list(options.plans)) do
-      plans[i] = { label = tostring(policy):gsub("^weft.policy ", ""), policy = policy }
+      plans[i] = { label = tostring(policy), number = i }
     end
     return plans
   end
@@ -117,7 +118,7 @@ function verify.run(options)
   for _, ids in ipairs(prompts) do longest = math.max(longest, #ids) end
   options.cache_tokens = longest + options.steps + 256
   local chunks = options.prefill_chunk and { options.prefill_chunk } or { 1, 7, 64 }
-  local reference = run_plan(options, { tensor = 1 }, cases_for(prompts, nil, 512, options.steps))
+  local reference = run_plan(options, { sizes = { tensor = 1 } }, cases_for(prompts, nil, 512, options.steps))
   local rows, failed = {}, 0
   if not options.json then
     io.stdout:write(("%-44s %10s  %-12s\n"):format("plan", "rel diff", "first token"))
@@ -125,7 +126,7 @@ function verify.run(options)
   for i, plan in ipairs(plans_of(options, setup)) do
     -- Each plan takes one way of cutting prompts; neighbours take different ones.
     local chunk = chunks[(i - 1) % #chunks + 1]
-    local ok, got = pcall(run_plan, options, plan.sizes or plan.policy, cases_for(prompts, reference, chunk, options.steps))
+    local ok, got = pcall(run_plan, options, plan, cases_for(prompts, reference, chunk, options.steps))
     local row = ok and compare(reference, got, bound)
       or { max_rel_diff = math.huge, ok = false, error = type(got) == "table" and got.message or tostring(got) }
     if not ok and type(got) == "table" and got.code == "interrupted" then error(got, 0) end
