@@ -59,6 +59,7 @@ typedef struct weft__presence {
     atomic_int waiting_on; /* the rank it waits for; -1: it does not wait */
     atomic_uint received;  /* last step record taken */
     atomic_int created;
+    int spins; /* of its own thread only: how long it spins before it sleeps */
     /* its last call */
     atomic_int op, reduce, dtype, root;
     atomic_llong count;

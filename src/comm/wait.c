@@ -8,7 +8,7 @@
 
 #include "comm/internal.h"
 
-enum { SPINS = 4000 };
+enum { MOST_SPINS = 4000, LEAST_SPINS = 64 };
 
 /* Sleeps end after this many seconds to look at the clock and at the abort flag once more: an
  * abort wakes all sleepers, but one that was just about to sleep may miss it. */
@@ -57,13 +57,26 @@ static int out_of_patience(patience *p, weft_world *world, const weft__wait *wai
     return now - p->since >= world->timeout;
 }
 
+/* Spinning pays only while the other one runs on another core, which other programs may prevent. So
+ * each rank spins less behind a spin that was in vain, and more again behind one that was not. */
+static int spin(weft_world *world, int rank, const weft__wait *wait)
+{
+    int *limit = &world->presence[rank].spins;
+    for (int i = 0; i < *limit; i++) {
+        if (wait->ready(atomic_load_explicit(&wait->gate->word, memory_order_acquire), wait->argument)) {
+            *limit = *limit + *limit / 4 < MOST_SPINS ? *limit + *limit / 4 : MOST_SPINS;
+            return 1;
+        }
+        relax();
+    }
+    *limit = *limit / 2 > LEAST_SPINS ? *limit / 2 : LEAST_SPINS;
+    return 0;
+}
+
 weft__waited weft__wait_for(weft_world *world, int rank, const weft__wait *wait, int *silent)
 {
     weft__gate *gate = wait->gate;
-    for (int i = world->spin ? SPINS : 0; i >= 0; i--) {
-        if (wait->ready(atomic_load_explicit(&gate->word, memory_order_acquire), wait->argument)) return WEFT__READY;
-        relax();
-    }
+    if (world->spin && spin(world, rank, wait)) return WEFT__READY;
     patience p = {-2, 0, 0};
     double slice = world->timeout / 4 < SLICE ? world->timeout / 4 : SLICE;
     weft__waited result = WEFT__READY;

@@ -43,7 +43,10 @@ weft_status weft_world_create(weft_world **out, const weft_world_options *option
     }
     memset(world, 0, sizeof *world);
     memset(presence, 0, (size_t)size * sizeof *presence);
-    for (int r = 0; r < size; r++) atomic_init(&presence[r].waiting_on, -1);
+    for (int r = 0; r < size; r++) {
+        atomic_init(&presence[r].waiting_on, -1);
+        presence[r].spins = 1000;
+    }
     int cores = weft_cpu_cores();
     int total = options->total_threads > 0 ? options->total_threads : cores;
     world->world_size = size;
