@@ -144,6 +144,17 @@ describe("weft.sampler", function()
     end
   end)
 
+  it("takes temperatures, seeds and positions from a step", function()
+    local drawer, logits = core.sampler.new { vocab_size = 64 }, fixtures.random({ 2, 64 }, 9)
+    local step = core.step():build { requests = {
+      { ids = { 1, 2, 3 }, start = 0, sample = true, temperature = 1, seed = 5 },
+      { ids = { 4 }, start = 7, sample = true, temperature = 0, seed = 6 },
+    } }
+    local wanted = drawer:forward(logits, { temperature = { 1, 0 }, seed = { 5, 6 }, position = { 3, 8 } })
+    assert.same(wanted, drawer:forward_step(logits, step))
+    assert.error_matches(function() drawer:forward_step(core.tensor { 3, 64 }, step) end, "logits of the step's 2 rows", 1, true)
+  end)
+
   it("wants one temperature, seed and position for each row", function()
     local drawer = core.sampler.new { vocab_size = 64 }
     local function forward(t) return drawer:forward(core.tensor { 2, 64 }, t) end
