@@ -45,6 +45,12 @@ describe("a step", function()
     assert.equal(by_request:record(), by_list:record())
   end)
 
+  it("takes false for a block that was given back, and keeps its place", function()
+    local step = core.step():build { block_tokens = 4, requests = { { ids = 1, start = 9, blocks = { false, 6, 2 } } } }
+    assert.same({ 0, 6, 2 }, step.block_table:totable())
+    assert.has_error(function() core.step():build { block_tokens = 4, requests = { { ids = 1, blocks = { true } } } } end)
+  end)
+
   it("gives logits of the last row, of all rows or of none", function()
     local function rows(logits)
       return core.step():build({ requests = { { ids = { 1, 2, 3 }, logits = logits } } }).logits_indices:totable()

@@ -97,6 +97,13 @@ describe("a share of the context", function()
     end
   end)
 
+  it("never reads pages that were given back behind the window", function()
+    for _, exchange in ipairs(both) do
+      run { tp = 4, tpa = 2, heads = 4, kv_heads = 2, head_size = 4, exchange = exchange, window = 5, forget_behind = true }
+    end
+    run { tp = 1, heads = 2, kv_heads = 1, head_size = 4, window = 5, forget_behind = true }
+  end)
+
   it("gives the heads of the table for tp 8, tpa 2, 16 heads on 4", function()
     local results = run { tp = 8, tpa = 2, heads = 16, kv_heads = 4, head_size = 4 }
     for t = 0, 7 do

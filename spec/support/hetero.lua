@@ -70,14 +70,18 @@ local function create_context_groups(tp, size)
   core.groups.create_all { { type = "context", world_size = size, rows = rows } }
 end
 
---- A hetero attention of this rank, its pages bound.
-function hetero.layer(case, place)
+-- A hetero attention of this rank, its pages bound and full of NaN: whatever reads a slot that was
+-- not written, or a masked one, shows.
+local function new_layer(case, place)
   local layer = core.hetero_attention {
     num_heads = place.num_heads, num_kv_heads = place.num_kv_heads, head_size = case.head_size, v_head_size = case.v_head_size,
     total_num_heads = case.heads, total_num_kv_heads = case.kv_heads, parallel_plan = place.plan,
     sliding_window = case.window, kv_dtype = case.dtype, scale = (case.gain or 1) / math.sqrt(case.head_size),
   }
   layer:bind_cache(case.num_blocks, case.block_tokens)
+  local k, v = layer:cache()
+  k:fill(0 / 0)
+  v:fill(0 / 0)
   return layer
 end
 
@@ -114,7 +118,11 @@ function hetero.build(step, case, entries)
     local ids = {}
     for n = 1, entry.count do ids[n] = n end
     tokens = tokens + entry.count
-    requests[i] = { ids = ids, start = entry.start, blocks = case.blocks and case.blocks[entry.request], sample = true }
+    local blocks = case.blocks and { unpack(case.blocks[entry.request]) }
+    if case.forget_behind then -- pages that this step's window cannot reach have been given back
+      for b = 1, math.floor((entry.start - case.window + 1) / case.block_tokens) do blocks[b] = false end
+    end
+    requests[i] = { ids = ids, start = entry.start, blocks = blocks, sample = true }
   end
   return step:build { block_tokens = case.blocks and case.block_tokens, requests = requests, pad_to = tokens + (case.padding or 0) }
 end
@@ -153,7 +161,7 @@ function hetero.rank_main(case)
       create_context_groups(case.tp, place.context)
       made[place.context] = true
     end
-    layers[i] = { case = variant, place = place, layer = hetero.layer(variant, place) }
+    layers[i] = { case = variant, place = place, layer = new_layer(variant, place) }
   end
   local step = core.step()
   for n, entries in ipairs(case.steps) do
@@ -188,7 +196,8 @@ function hetero.run(case)
   return core.spawn { ranks = case.tp, fn = { module = "spec.support.hetero", ["function"] = "rank_main" }, args = { case } }
 end
 
---- Blocks in a scattered order for requests of the given lengths, and how many there are.
+--- Blocks in a scattered order for requests of the given lengths, and how many the cache needs. Block 0
+-- stays unused: it is what a record has in the place of a block that was given back.
 function hetero.blocks(lengths, block_tokens)
   local total, rows, n = 0, {}, 0
   for _, length in ipairs(lengths) do total = total + math.ceil(length / block_tokens) end
@@ -197,11 +206,11 @@ function hetero.blocks(lengths, block_tokens)
   for r, length in ipairs(lengths) do
     rows[r] = {}
     for b = 1, math.ceil(length / block_tokens) do
-      rows[r][b] = (n * stride + 3) % total
+      rows[r][b] = 1 + (n * stride + 3) % total
       n = n + 1
     end
   end
-  return rows, total
+  return rows, total + 1
 end
 
 --- A life of four requests: prompts at once, in chunks, of one token and of a whole block, joining one
