@@ -127,7 +127,7 @@ weft_status weft_kv_write_cpu(const weft_kv_write_args *args, weft_pool *pool);
  * (window == 0 or j > i - window). Query head h uses KV head
  * (first_head + h) / group_size - first_kv_head, so a slice may begin inside a group.
  * out[t][h] = sum_j softmax_j(scale * q.k_j) v_j; lse = natural log of the sum of exps.
- * No visible key: out = 0, lse = -inf. */
+ * No visible key, and rows behind the last request's (padding): out = 0, lse = -inf. */
 typedef enum weft_attention_keys { WEFT_KEYS_ALL, WEFT_KEYS_CONTEXT, WEFT_KEYS_NEW } weft_attention_keys;
 typedef struct weft_attention_args {
     const void *q; /* (tokens, num_heads, head_dim), q_stride between tokens */

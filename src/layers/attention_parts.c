@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <string.h>
 
 enum { MAX_HEADS = 65536, MAX_HEAD_SIZE = 65536 };
 
@@ -74,11 +73,4 @@ weft_attention_args weft__attention_args_new(const weft__attention_shape *s, con
         .dtype = q->dtype,
         .kv_dtype = k->dtype,
     };
-}
-
-void weft__attention_clear_padding(weft_tensor *out, const weft_step *step)
-{
-    int64_t real = step->query_start_loc[step->header->num_requests], padding = out->shape[0] - real;
-    size_t row = (size_t)out->shape[1] * weft_dtype_size(out->dtype);
-    if (padding > 0) memset((char *)out->data + (size_t)real * row, 0, (size_t)padding * row);
 }

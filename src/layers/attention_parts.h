@@ -21,5 +21,3 @@ weft_status weft__attention_inputs_check(const weft__attention_shape *shape, con
 /* Sizes, strides and lengths of an attention call on these inputs: keys NEW, causal, all heads. */
 weft_attention_args weft__attention_args_new(const weft__attention_shape *shape, const weft_tensor *q, const weft_tensor *k,
                                              const weft_tensor *v, const weft_step *step);
-/* Rows behind the last request's have no queries: they leave as zeros. */
-void weft__attention_clear_padding(weft_tensor *out, const weft_step *step);

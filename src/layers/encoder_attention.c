@@ -72,7 +72,6 @@ weft_status weft_encoder_attention_forward(weft_encoder_attention *attention, co
         WEFT_RELEASE(result);
         return status;
     }
-    weft__attention_clear_padding(result, step);
     *out = result;
     return WEFT_OK;
 }

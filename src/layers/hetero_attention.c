@@ -374,7 +374,6 @@ weft_status weft_hetero_attention_forward(weft_hetero_attention *attention, cons
         WEFT_RELEASE(c.out);
         return status;
     }
-    weft__attention_clear_padding(c.out, step);
     attention->traffic.steps++;
     attention->traffic.total_seconds += now() - start;
     *out = c.out;
