@@ -120,6 +120,13 @@ describe("a share of the context", function()
     end
   end)
 
+  it("takes its share of the tokens in memory: pages of a block divided by the context size", function()
+    for _, r in ipairs(run { tp = 4, tpa = 2, heads = 8, kv_heads = 4, head_size = 4, v_head_size = 2, block_tokens = 12, steps = { { tokens(1, 0, 25) } } }) do
+      assert.equal(6, r.page_tokens)
+      assert.equal(4 * 6 * 2 * (4 + 2) * 4, r.cache_bytes) -- 3 blocks of 12 for 25 tokens, and block 0
+    end
+  end)
+
   it("sends what the exchange's arithmetic says", function()
     local steps = { { tokens(1, 0, 9) }, { tokens(1, 9, 3) } }
     local tokens_sent, heads, dim, peers = 3, 8, 4, 3
