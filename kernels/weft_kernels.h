@@ -220,6 +220,71 @@ typedef struct weft_silu_mul_args {
 } weft_silu_mul_args;
 weft_status weft_silu_mul_cpu(const weft_silu_mul_args *args, weft_pool *pool);
 
+/* The experts of each token (SEMANTICS 6.1). Scores by `scoring`:
+ *   SIGMOID       1 / (1 + exp(-logit))
+ *   SOFTMAX       softmax over all experts
+ *   SOFTMAX_TOPK  the logits choose; weights are a softmax over the chosen ones
+ * A score that is NaN or infinite counts as 0. Chosen are the top_k largest score + bias, ties to
+ * the lower id, ids always distinct and in order of choice. Weights are the scores without the
+ * bias, divided by their sum (by 1 when that is not above 0) with `renormalize`. */
+typedef enum weft_router_scoring {
+    WEFT_ROUTER_SIGMOID,
+    WEFT_ROUTER_SOFTMAX,
+    WEFT_ROUTER_SOFTMAX_TOPK,
+    WEFT_ROUTER_SCORING_COUNT
+} weft_router_scoring;
+typedef struct weft_router_args {
+    const float *logits; /* (tokens, experts), logits_stride */
+    const float *bias;   /* (experts), or NULL */
+    int32_t *ids;        /* (tokens, top_k) contiguous */
+    float *weights;      /* (tokens, top_k) contiguous */
+    int64_t tokens, experts, logits_stride, top_k; /* 1 <= top_k <= experts <= 65536 */
+    weft_router_scoring scoring;
+    int renormalize;
+} weft_router_args;
+weft_status weft_router_cpu(const weft_router_args *args, weft_pool *pool);
+
+/* One matrix of each local expert: (local_experts, rows, columns), dense, with the scales of fp8 as
+ * in weft_linear_args; scale_row is the same for all experts. */
+typedef struct weft_expert_matrix {
+    const void *w;
+    const float *scale;       /* (local_experts, scale_rows, scale_stride) */
+    const int32_t *scale_row; /* (rows) */
+    int64_t scale_rows, scale_stride, scale_col_phase;
+} weft_expert_matrix;
+
+/* y[t] = sum over the k experts of t that are here of weight * down(silu(gate x[t]) * (up x[t])).
+ * Experts [first, first + count) are here; others, and experts without tokens, cost nothing.
+ * Everything behind x is float32, rounded once to y. w_dtype: a float type or float8_e4m3.
+ * quantize: what the products take in is rounded to e4m3 with one scale for 128 columns of a token
+ * (weft_quantize_groups). */
+typedef struct weft_experts_args {
+    const void *x;        /* (tokens, hidden) x_dtype, x_stride */
+    const int32_t *ids;   /* (tokens, top_k) contiguous; a negative id is nobody */
+    const float *weights; /* (tokens, top_k) contiguous */
+    weft_expert_matrix up;   /* rows: intermediate of gate, then intermediate of up; columns: hidden */
+    weft_expert_matrix down; /* rows: hidden; columns: intermediate */
+    void *y;              /* (tokens, hidden) y_dtype, y_stride */
+    void *workspace;      /* weft_experts_workspace bytes, 64-byte aligned */
+    int64_t tokens, top_k, first, count, hidden, intermediate; /* intermediate: of this rank */
+    int64_t x_stride, y_stride;
+    weft_dtype x_dtype, w_dtype, y_dtype;
+    int quantize;
+} weft_experts_args;
+/* Bytes for these sizes; INVALID when they cannot be counted. Reads sizes only. */
+weft_status weft_experts_workspace(const weft_experts_args *args, size_t *bytes);
+weft_status weft_experts_cpu(const weft_experts_args *args, weft_pool *pool);
+
+/* y[t][j] = x[t][j] as float8_e4m3 holds it with the scale amax / 448 of its group of 128 columns
+ * (of columns [128 g - phase, 128 (g + 1) - phase)); a group of zeros stays zero. y may be x. */
+typedef struct weft_quantize_groups_args {
+    const void *x; /* (rows, cols) dtype */
+    void *y;       /* (rows, cols) y_dtype */
+    int64_t rows, cols, x_stride, y_stride, phase; /* 0 <= phase < 128 */
+    weft_dtype dtype, y_dtype;
+} weft_quantize_groups_args;
+weft_status weft_quantize_groups_cpu(const weft_quantize_groups_args *args, weft_pool *pool);
+
 /* y = a + b (b may be a row of length cols when b_stride == 0). y may be a. */
 typedef struct weft_add_args {
     const void *a, *b;

@@ -47,6 +47,7 @@ __attribute__((visibility("default"))) int luaopen_weft_core(lua_State *L)
         weft_open_cache,
         weft_open_attention,
         weft_open_sampler,
+        weft_open_experts,
     };
     lua_newtable(L);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) parts[i](L);

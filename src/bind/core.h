@@ -20,5 +20,6 @@ void weft_open_norm(lua_State *L);      /* lua_norm.c: rms_norm, minimax_rms_nor
 void weft_open_cache(lua_State *L);     /* lua_cache.c: block pool, kv cache, step */
 void weft_open_attention(lua_State *L); /* lua_attention.c: attention, hetero_attention, merge, combine */
 void weft_open_sampler(lua_State *L);   /* lua_sampler.c */
+void weft_open_experts(lua_State *L);   /* lua_experts.c: router, experts */
 
 int luaopen_weft_core(lua_State *L);

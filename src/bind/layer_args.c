@@ -20,6 +20,8 @@ weft_weight_options weft_check_weight_options(lua_State *L, int index, const cha
     weft_weight_options options = {.name = weft_field_string_or(L, index, "name", kind),
                                    .bias = weft_field_bool_or(L, index, "bias", 0)};
     options.convert = weft_check_weight_dtype(L, index, "dtype", &options.dtype);
+    options.dequantize = weft_field_bool_or(L, index, "dequantize", 0);
+    options.quantize_activations = weft_field_bool_or(L, index, "quantize_activations", 0);
     return options;
 }
 

@@ -4,7 +4,8 @@
 #include "bind/plan_args.h"
 #include "layers/linear_weight.h"
 
-/* name (or `kind`), bias, dtype ("auto" keeps the checkpoint's) of the table at index. */
+/* name (or `kind`), bias, dtype ("auto" keeps the checkpoint's), dequantize, quantize_activations of
+ * the table at index. */
 weft_weight_options weft_check_weight_options(lua_State *L, int index, const char *kind);
 /* parallel_plan of the table, else the default plan of this state's layer_parallel. */
 weft_plan weft_check_parallel_plan(lua_State *L, int index);

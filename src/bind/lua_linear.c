@@ -8,7 +8,8 @@
  *   layer:load([shard_id,] source) :load_bias(...) :load_scale(...) :forward(x) -> y
  *   qkv:split_qkv(qkv) -> q, k, v
  * Column layers are cut by the plan's input axis, row layers by its output axis. A fused checkpoint
- * tensor is loaded without a shard id; ids are "q", "k", "v", or 0, 1, ... */
+ * tensor is loaded without a shard id; ids are "q", "k", "v", or 0, 1, ...
+ * fp8 weights: dequantize=true keeps them as floats; quantize_activations=true rounds x to fp8 too. */
 #include <stdio.h>
 #include <string.h>
 
@@ -20,6 +21,9 @@
 
 #define LINEAR "weft.linear"
 #define QKV "weft.qkv_linear"
+
+/* What weft_check_weight_options reads. */
+#define WEIGHT_KEYS "bias", "dtype", "dequantize", "quantize_activations", "name"
 
 enum { LARGEST_SIZE = 1 << 30 };
 
@@ -34,7 +38,7 @@ static int make_linear(lua_State *L, weft_linear_options *options)
 
 static int l_replicated(lua_State *L)
 {
-    static const char *const keys[] = {"input_size", "output_size", "bias", "dtype", "name", NULL};
+    static const char *const keys[] = {"input_size", "output_size", WEIGHT_KEYS, NULL};
     luaL_checktype(L, 1, LUA_TTABLE);
     weft_check_keys(L, 1, "replicated_linear", keys);
     int64_t output_size = weft_field_int(L, 1, "output_size", 1, LARGEST_SIZE);
@@ -49,7 +53,7 @@ static int l_replicated(lua_State *L)
 
 static int l_column(lua_State *L)
 {
-    static const char *const keys[] = {"input_size", "output_size", "bias", "dtype", "name", "axis", "parallel_plan",
+    static const char *const keys[] = {"input_size", "output_size", WEIGHT_KEYS, "axis", "parallel_plan",
                                        "disable_tp", "gather_output", NULL};
     luaL_checktype(L, 1, LUA_TTABLE);
     weft_check_keys(L, 1, "column_linear", keys);
@@ -85,7 +89,7 @@ static int check_sizes(lua_State *L, int64_t *sizes)
 
 static int l_merged(lua_State *L)
 {
-    static const char *const keys[] = {"input_size", "output_sizes", "bias", "dtype", "name", "axis", "parallel_plan",
+    static const char *const keys[] = {"input_size", "output_sizes", WEIGHT_KEYS, "axis", "parallel_plan",
                                        "disable_tp", NULL};
     luaL_checktype(L, 1, LUA_TTABLE);
     weft_check_keys(L, 1, "merged_column_linear", keys);
@@ -102,7 +106,7 @@ static int l_merged(lua_State *L)
 
 static int l_row(lua_State *L)
 {
-    static const char *const keys[] = {"input_size", "output_size", "bias", "dtype", "name", "axis", "parallel_plan",
+    static const char *const keys[] = {"input_size", "output_size", WEIGHT_KEYS, "axis", "parallel_plan",
                                        "disable_tp", "reduce_results", NULL};
     luaL_checktype(L, 1, LUA_TTABLE);
     weft_check_keys(L, 1, "row_linear", keys);
@@ -184,8 +188,8 @@ static int linear_tostring(lua_State *L)
 
 static int l_qkv(lua_State *L)
 {
-    static const char *const keys[] = {"hidden_size", "head_size", "v_head_size", "total_num_heads", "total_num_kv_heads", "bias",
-                                       "parallel_plan", "tensor_parallel_size", "disable_tp", "dtype", "name", NULL};
+    static const char *const keys[] = {"hidden_size", "head_size", "v_head_size", "total_num_heads", "total_num_kv_heads",
+                                       "parallel_plan", "tensor_parallel_size", "disable_tp", WEIGHT_KEYS, NULL};
     luaL_checktype(L, 1, LUA_TTABLE);
     weft_check_keys(L, 1, "qkv_linear", keys);
     int tp = weft_layer_plan(L, WEFT_LAYER_DEFAULT, -1).output.world_size;

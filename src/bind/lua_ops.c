@@ -13,7 +13,7 @@
  *   silu_mul{x = [rows, 2 cols]}  add{a, b}  gather_rows{x, indices}
  *   sample{logits, temperature, seed, position, first = 0}           -> id, value
  *   philox(seed, position, id) -> u    isa() -> "avx2"
- * and those of lua_ops_attention.c. */
+ * and those of lua_ops_attention.c and lua_ops_experts.c. */
 #include "bind/lua_ops.h"
 
 #include <inttypes.h>
@@ -434,6 +434,7 @@ void weft_open_ops(lua_State *L)
     lua_newtable(L);
     weft__op_register(L, functions);
     weft__open_attention_ops(L);
+    weft__open_expert_ops(L);
     lua_pushcfunction(L, l_philox);
     lua_setfield(L, -2, "philox");
     lua_pushcfunction(L, l_isa);

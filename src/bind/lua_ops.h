@@ -34,3 +34,5 @@ weft_pool *weft__op_pool(lua_State *L);
 void weft__op_register(lua_State *L, const luaL_Reg *functions);
 /* lua_ops_attention.c: the functions on caches and partial attention results. */
 void weft__open_attention_ops(lua_State *L);
+/* lua_ops_experts.c: routing and experts. */
+void weft__open_expert_ops(lua_State *L);

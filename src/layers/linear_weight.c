@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "device/arena.h"
 #include "kernels/weft_kernels.h"
 
 weft_status weft_linear_weight_init(weft_linear_weight *w, weft_rank *rank, const weft_weight_options *options,
@@ -21,6 +22,8 @@ weft_status weft_linear_weight_init(weft_linear_weight *w, weft_rank *rank, cons
     w->holds_bias = options->bias;
     w->convert = options->convert;
     w->dtype = options->dtype;
+    w->dequantize = options->dequantize;
+    w->quantize_activations = options->quantize_activations;
     return WEFT_OK;
 }
 
@@ -111,7 +114,7 @@ static weft_status ensure(const weft_linear_weight *w, const weft_source *source
     weft_dtype dtype = source->dtype;
     if (!is_float(dtype) && dtype != WEFT_F8E4M3)
         return weft_fail(WEFT_FORMAT, "tensor '%s': weights of %s cannot be %s", source->name, w->name, weft_dtype_name(dtype));
-    if (w->convert && is_float(dtype)) dtype = w->dtype;
+    if (dtype == WEFT_F8E4M3 ? w->dequantize : w->convert) dtype = w->convert ? w->dtype : WEFT_F32;
     if (*tensor == NULL) return weft_tensor_create(tensor, w->memory, dtype, ndim, shape);
     if ((*tensor)->dtype != dtype)
         return weft_fail(WEFT_FORMAT, "tensor '%s': wanted %s like the other parts of %s, found %s", source->name,
@@ -138,6 +141,7 @@ weft_status weft_linear_weight_load(weft_linear_weight *w, int part, const weft_
                                   element(w->weight, p->row * w->columns.count), w->weight->dtype,
                                   (int64_t[]){w->columns.count, 1}));
         w->loaded |= 1u << i;
+        if (source->dtype == WEFT_F8E4M3) w->awaits_scale |= 1u << i;
     }
     return WEFT_OK;
 }
@@ -175,9 +179,38 @@ static weft_status make_scales(weft_linear_weight *w)
     return WEFT_OK;
 }
 
+void weft_scale_row(void *row, weft_dtype dtype, int64_t count, const float *scale, int64_t first_column)
+{
+    float values[WEFT_SCALE_BLOCK];
+    const int64_t phase = first_column % WEFT_SCALE_BLOCK;
+    for (int64_t j = 0, n; j < count; j += n) {
+        int64_t left = WEFT_SCALE_BLOCK - (phase + j) % WEFT_SCALE_BLOCK;
+        n = left < count - j ? left : count - j;
+        char *at = (char *)row + (size_t)j * weft_dtype_size(dtype);
+        weft_convert(values, WEFT_F32, at, dtype, n);
+        for (int64_t i = 0; i < n; i++) values[i] *= scale[(phase + j) / WEFT_SCALE_BLOCK];
+        weft_convert(at, dtype, values, WEFT_F32, n);
+    }
+}
+
+/* Weights that were widened when they came: multiplied by the scales of their part. */
+static void apply_scales(weft_linear_weight *w, const weft_weight_part *p)
+{
+    const int32_t *scale_row = w->scale_row->data;
+    const float *scale = w->scale->data;
+    for (int64_t r = p->row; r < p->row + p->rows.count; r++)
+        weft_scale_row(element(w->weight, r * w->columns.count), w->weight->dtype, w->columns.count,
+                       scale + scale_row[r] * w->scale->shape[1], w->columns.offset);
+}
+
 weft_status weft_linear_weight_load_scale(weft_linear_weight *w, int part, const weft_source *source)
 {
     WEFT_TRY(check_part(w, part));
+    unsigned asked = part < 0 ? (1u << w->num_parts) - 1 : 1u << part;
+    if (w->dequantize && (w->awaits_scale & asked) != asked)
+        return weft_fail(WEFT_INVALID, "%s: load the weights before their scales '%s'", w->name, source->name);
+    if (w->dequantize && (w->scale_loaded & asked) != 0)
+        return weft_fail(WEFT_INVALID, "%s: the scales '%s' were multiplied in before", w->name, source->name);
     int64_t total = part < 0 ? w->total_rows : w->parts[part].total;
     WEFT_TRY(weft_source_expect(source, 2, (int64_t[]){blocks(total), blocks(w->total_columns)}));
     WEFT_TRY(make_scales(w));
@@ -198,6 +231,7 @@ weft_status weft_linear_weight_load_scale(weft_linear_weight *w, int part, const
         int32_t *scale_row = element(w->scale_row, p->row);
         for (int64_t r = 0; r < p->rows.count; r++)
             scale_row[r] = (int32_t)(p->scale_row + (first + r) / WEFT_SCALE_BLOCK - first_block);
+        if (w->dequantize) apply_scales(w, p);
     }
     return WEFT_OK;
 }
@@ -212,9 +246,9 @@ weft_status weft_linear_weight_ready(const weft_linear_weight *w)
     if (w->has_bias && w->bias_loaded != all)
         return weft_fail(WEFT_INVALID, "the bias of %s was not loaded (missing: %s)", w->name,
                          list_parts(w, ~w->bias_loaded, missing, sizeof missing));
-    if (w->weight->dtype == WEFT_F8E4M3 && w->scale_loaded != all)
+    if ((w->awaits_scale & ~w->scale_loaded) != 0)
         return weft_fail(WEFT_INVALID, "the fp8 scales of %s were not loaded (missing: %s)", w->name,
-                         list_parts(w, ~w->scale_loaded, missing, sizeof missing));
+                         list_parts(w, w->awaits_scale & ~w->scale_loaded, missing, sizeof missing));
     return WEFT_OK;
 }
 
@@ -239,6 +273,28 @@ weft_status weft_layer_check_rows(const char *name, const weft_tensor *x, int64_
     return WEFT_OK;
 }
 
+/* x as its fp8 values, groups of 128 columns of the whole matrix; float32, which holds them exactly. */
+static weft_status quantize(const weft_linear_weight *w, weft_rank *rank, const weft_tensor *x, weft_tensor **out)
+{
+    weft_tensor *rounded = NULL;
+    WEFT_TRY(weft_arena_tensor(rank->arena, &rounded, WEFT_F32, 2, x->shape));
+    weft_quantize_groups_args args = {
+        .x = x->data,
+        .y = rounded->data,
+        .rows = x->shape[0],
+        .cols = x->shape[1],
+        .x_stride = x->stride[0],
+        .y_stride = rounded->stride[0],
+        .phase = w->columns.offset % WEFT_SCALE_BLOCK,
+        .dtype = x->dtype,
+        .y_dtype = WEFT_F32,
+    };
+    weft_status status = weft_quantize_groups_cpu(&args, rank->pool);
+    if (status != WEFT_OK) WEFT_RELEASE(rounded);
+    else *out = rounded;
+    return status;
+}
+
 weft_status weft_linear_weight_apply_into(const weft_linear_weight *w, weft_rank *rank, const weft_tensor *x, int add_bias,
                                           weft_tensor *out)
 {
@@ -246,6 +302,9 @@ weft_status weft_linear_weight_apply_into(const weft_linear_weight *w, weft_rank
     WEFT_TRY(weft_linear_weight_ready(w));
     if (w->rows == 0) return WEFT_OK;
     int with_bias = add_bias && w->bias != NULL, scaled = w->weight->dtype == WEFT_F8E4M3;
+    weft_tensor *rounded = NULL;
+    if (scaled && w->quantize_activations) WEFT_TRY(quantize(w, rank, x, &rounded));
+    if (rounded != NULL) x = rounded;
     weft_linear_args args = {
         .x = x->data,
         .w = w->weight->data,
@@ -267,6 +326,7 @@ weft_status weft_linear_weight_apply_into(const weft_linear_weight *w, weft_rank
         .y_dtype = out->dtype,
     };
     weft_status status = weft_linear_cpu(&args, rank->pool);
+    WEFT_RELEASE(rounded);
     return status == WEFT_OK ? WEFT_OK : weft_fail_while(status, "while computing %s", w->name);
 }
 

@@ -40,12 +40,14 @@ typedef struct weft_linear_weight {
     int has_bias;
     int holds_bias; /* 0: another rank adds it; only its shape is checked here */
     int convert;    /* store float weights as `dtype`; else as they come */
+    int dequantize, quantize_activations;
     weft_dtype dtype;
     weft_tensor *weight;    /* (rows, columns.count) */
     weft_tensor *bias;      /* (rows) */
     weft_tensor *scale;     /* float32 (scale rows, scale columns) */
     weft_tensor *scale_row; /* int32 (rows) */
     unsigned loaded, bias_loaded, scale_loaded; /* a bit for each part */
+    unsigned awaits_scale; /* parts that came as fp8 */
 } weft_linear_weight;
 
 typedef struct weft_weight_options {
@@ -53,6 +55,8 @@ typedef struct weft_weight_options {
     int bias;
     int convert;
     weft_dtype dtype; /* with convert: float32, bfloat16 or float16 */
+    int dequantize;   /* fp8 is stored as `dtype` (float32 without convert), scales multiplied in */
+    int quantize_activations; /* with fp8 weights: x is rounded to e4m3, one scale for 128 columns of a token */
 } weft_weight_options;
 
 weft_status weft_linear_weight_init(weft_linear_weight *w, weft_rank *rank, const weft_weight_options *options,
@@ -78,6 +82,9 @@ weft_status weft_linear_weight_apply(const weft_linear_weight *w, weft_rank *ran
 /* The same into the first `rows` columns of out (tokens, at least rows), dense rows. */
 weft_status weft_linear_weight_apply_into(const weft_linear_weight *w, weft_rank *rank, const weft_tensor *x, int add_bias,
                                           weft_tensor *out);
+
+/* row[j] *= scale[(first_column % 128 + j) / 128] for `count` floats of dtype, rounded once. */
+void weft_scale_row(void *row, weft_dtype dtype, int64_t count, const float *scale, int64_t first_column);
 
 /* INVALID unless x is a live (tokens, columns) tensor of floats with dense rows. */
 weft_status weft_layer_check_rows(const char *name, const weft_tensor *x, int64_t columns);
