@@ -24,6 +24,9 @@ local families = {
   llama = { max_position_embeddings = 2048 },
   mistral = { max_position_embeddings = 131072 },
   mixtral = { max_position_embeddings = 131072, rope_theta = 1e6, rms_norm_eps = 1e-5 },
+  qwen2 = { max_position_embeddings = 32768, qkv_bias = true, use_sliding_window = false, max_window_layers = 28 },
+  qwen3 = { max_position_embeddings = 32768, head_dim = 128, use_sliding_window = false, max_window_layers = 28 },
+  qwen3_moe = { max_position_embeddings = 32768, use_sliding_window = false, max_window_layers = 0, norm_topk_prob = false },
   minimax_m2 = { rope_theta = 5e6, scoring_func = "sigmoid", use_routing_bias = true, use_qk_norm = true },
 }
 
@@ -60,7 +63,7 @@ local function read_sizes(reader, cfg, family)
   if heads % kv_heads ~= 0 then
     reader:refuse("num_attention_heads %d is not a multiple of num_key_value_heads %d", heads, kv_heads)
   end
-  cfg.head_dim = reader:integer("head_dim", 8, 256, false)
+  cfg.head_dim = reader:integer("head_dim", 8, 256, family.head_dim or false)
   if not cfg.head_dim then
     cfg.head_dim = cfg.hidden_size / heads
     if cfg.hidden_size % heads ~= 0 or cfg.head_dim < 8 or cfg.head_dim > 256 then
@@ -69,10 +72,10 @@ local function read_sizes(reader, cfg, family)
   end
 end
 
-local function read_layers(reader, cfg)
+local function read_layers(reader, cfg, family)
   cfg.hidden_act = reader:string("hidden_act", { "silu" }, reader:string("hidden_activation", { "silu" }, "silu"))
   cfg.attention_bias = reader:boolean("attention_bias", reader:boolean("bias", false))
-  cfg.qkv_bias = reader:boolean("qkv_bias", cfg.attention_bias)
+  cfg.qkv_bias = reader:boolean("qkv_bias", family.qkv_bias or cfg.attention_bias)
   cfg.mlp_bias = reader:boolean("mlp_bias", false)
   cfg.is_causal = reader:boolean("is_causal", true)
   cfg.tie_word_embeddings = reader:boolean("tie_word_embeddings", false)
@@ -80,14 +83,14 @@ local function read_layers(reader, cfg)
 end
 
 -- The window of each layer: layer_types when given, else max_window_layers, else one for all.
-local function read_windows(reader, cfg)
+local function read_windows(reader, cfg, family)
   local window = reader:integer("sliding_window", 1, 2 ^ 30, 0)
-  local used = reader:boolean "use_sliding_window"
+  local used = reader:boolean("use_sliding_window", family.use_sliding_window)
   local types = reader:list("layer_types", "a list of names", function(v) return type(v) == "string" end)
   local windows, first = {}, 0
   if used and not types then
     if window == 0 then reader:refuse "use_sliding_window is true and sliding_window is missing" end
-    first = reader:integer("max_window_layers", 0, 4096)
+    first = reader:integer("max_window_layers", 0, 4096, family.max_window_layers)
   end
   if types and #types ~= cfg.num_hidden_layers then
     reader:refuse("layer_types has %d entries, num_hidden_layers is %d", #types, cfg.num_hidden_layers)
@@ -119,7 +122,7 @@ local function read_experts(reader, cfg, family)
   cfg.scoring_func = reader:string("scoring_func", { "sigmoid", "softmax" }, family.scoring_func or "softmax")
   cfg.use_routing_bias = reader:boolean("use_routing_bias", family.use_routing_bias or false)
   cfg.use_qk_norm = reader:boolean("use_qk_norm", family.use_qk_norm or false)
-  cfg.norm_topk_prob = reader:boolean("norm_topk_prob", true)
+  cfg.norm_topk_prob = reader:boolean("norm_topk_prob", family.norm_topk_prob ~= false)
 end
 
 local function read_quantization(reader, cfg, folder)
@@ -169,8 +172,8 @@ function config.load(path)
   read_names(reader, cfg)
   local family = family_of(cfg)
   read_sizes(reader, cfg, family)
-  read_layers(reader, cfg)
-  read_windows(reader, cfg)
+  read_layers(reader, cfg, family)
+  read_windows(reader, cfg, family)
   rope.read(reader, cfg, family.rope_theta or 10000)
   read_experts(reader, cfg, family)
   read_quantization(reader, cfg, folder)

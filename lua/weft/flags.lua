@@ -24,7 +24,7 @@ local model_flags = {
   { "--dtype", key = "dtype", kind = "choice", choices = { "auto", "float32", "bfloat16", "float16" },
     help = "what activations are computed in (auto: the checkpoint's)" },
   { "--load-format", key = "load_format", kind = "string", meta = "auto|safetensors|dummy", help = "dummy: weights made from their names, no files read" },
-  { "--quantization", key = "quantization", kind = "choice", choices = { "none", "fp8_block" }, help = "how the checkpoint's weights are quantised (default: as config.json says)" },
+  { "--quantization", key = "quantization", kind = "choice", choices = { "none", "fp8_block" }, help = "none: fp8 weights become floats when loaded; fp8_block: activations are rounded to fp8 too, as GPUs do (default: fp8 weights, plain activations)" },
   { "--block-size", key = "block_size", kind = "int", min = 1, max = 65536, meta = "N", help = "tokens of a cache block on each rank (default 16)" },
   { "--kv-cache-bytes", key = "kv_cache_bytes", kind = "bytes", meta = "BYTES", help = "memory for the cache on each rank (K, M, G suffixes)" },
   { "--gpu-memory-utilization", key = "gpu_memory_utilization", kind = "number", min = 0.01, max = 1, meta = "F", help = "share of GPU memory that weft may use" },

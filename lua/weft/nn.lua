@@ -4,6 +4,8 @@
 -- that forward returns live in the rank's arena: through the next decoder layer, not longer
 -- (`:clone()` keeps one). Shapes are [tokens, width].
 local core = require "weft.core"
+local experts = require "weft.nn.experts"
+local load = require "weft.nn.load"
 
 local nn = {}
 
@@ -25,9 +27,13 @@ local function tensor_axis(axis)
   return axis or core.layer_parallel.get().output
 end
 
-local function load_linear(layer, weights, shard, name, shape, bias)
-  layer:load(shard, weights:source(name .. ".weight", shape))
-  if bias then layer:load_bias(shard, weights:source(name .. ".bias", { shape[1] })) end
+-- Options of a constructor, with how the layer keeps its weights.
+local function stored(t, options)
+  if not t.weights then
+    options.dtype = t.dtype
+    return options
+  end
+  return load.storage(t.weights, options)
 end
 
 --- q, k and v in one product, cut by plan.input (SEMANTICS 4.1). Loads `q_proj`, `k_proj`, `v_proj`,
@@ -37,22 +43,21 @@ end
 -- split_qkv(packed) -> q, k, v (views).
 function nn.qkv_linear(t)
   local weights = t.weights
-  local layer = core.qkv_linear {
+  local layer = core.qkv_linear(stored(t, {
     hidden_size = t.hidden_size, head_size = t.head_size, v_head_size = t.v_head_size,
     total_num_heads = t.total_num_heads, total_num_kv_heads = t.total_num_kv_heads,
     bias = t.bias or false, parallel_plan = t.parallel_plan, disable_tp = t.disable_tp,
-    dtype = weights and param_dtype(weights) or t.dtype,
-  }
+  }))
   if weights then
     local kv_heads = t.total_num_kv_heads or t.total_num_heads
     local q = t.total_num_heads * t.head_size
     local k, v = kv_heads * t.head_size, kv_heads * (t.v_head_size or t.head_size)
     if weights:has "qkv_proj.weight" then
-      load_linear(layer, weights, nil, "qkv_proj", { q + k + v, t.hidden_size }, t.bias)
+      load.linear(layer, weights, nil, "qkv_proj", { q + k + v, t.hidden_size }, t.bias)
     else
-      load_linear(layer, weights, "q", "q_proj", { q, t.hidden_size }, t.bias)
-      load_linear(layer, weights, "k", "k_proj", { k, t.hidden_size }, t.bias)
-      load_linear(layer, weights, "v", "v_proj", { v, t.hidden_size }, t.bias)
+      load.linear(layer, weights, "q", "q_proj", { q, t.hidden_size }, t.bias)
+      load.linear(layer, weights, "k", "k_proj", { k, t.hidden_size }, t.bias)
+      load.linear(layer, weights, "v", "v_proj", { v, t.hidden_size }, t.bias)
     end
   end
   return made("qkv_linear", layer)
@@ -60,13 +65,12 @@ end
 
 --- Output rows cut over the axis. { weights, input_size, output_size, bias, axis }
 function nn.column_linear(t)
-  local layer = core.column_linear {
+  local layer = core.column_linear(stored(t, {
     input_size = t.input_size, output_size = t.output_size, bias = t.bias or false,
-    axis = tensor_axis(t.axis), gather_output = t.gather_output, dtype = t.weights and param_dtype(t.weights) or t.dtype,
-  }
+    axis = tensor_axis(t.axis), gather_output = t.gather_output,
+  }))
   if t.weights then
-    layer:load(nil, t.weights:source("weight", { t.output_size, t.input_size }))
-    if t.bias then layer:load_bias(nil, t.weights:source("bias", { t.output_size })) end
+    load.linear(layer, t.weights, nil, "", { t.output_size, t.input_size }, t.bias)
   end
   return made("linear", layer)
 end
@@ -75,17 +79,17 @@ end
 -- `gate_up_proj`. { weights, hidden_size, intermediate_size, bias, axis }
 function nn.gate_up_linear(t)
   local weights = t.weights
-  local layer = core.merged_column_linear {
+  local layer = core.merged_column_linear(stored(t, {
     input_size = t.hidden_size, output_sizes = { t.intermediate_size, t.intermediate_size },
-    bias = t.bias or false, axis = tensor_axis(t.axis), dtype = weights and param_dtype(weights) or t.dtype,
-  }
+    bias = t.bias or false, axis = tensor_axis(t.axis),
+  }))
   if weights then
     local shape = { t.intermediate_size, t.hidden_size }
     if weights:has "gate_up_proj.weight" then
-      load_linear(layer, weights, nil, "gate_up_proj", { 2 * t.intermediate_size, t.hidden_size }, t.bias)
+      load.linear(layer, weights, nil, "gate_up_proj", { 2 * t.intermediate_size, t.hidden_size }, t.bias)
     else
-      load_linear(layer, weights, 0, "gate_proj", shape, t.bias)
-      load_linear(layer, weights, 1, "up_proj", shape, t.bias)
+      load.linear(layer, weights, 0, "gate_proj", shape, t.bias)
+      load.linear(layer, weights, 1, "up_proj", shape, t.bias)
     end
   end
   return made("linear", layer)
@@ -94,13 +98,12 @@ end
 --- Input columns cut over the axis; the parts are summed over its group.
 -- { weights, input_size, output_size, bias, axis }
 function nn.row_linear(t)
-  local layer = core.row_linear {
+  local layer = core.row_linear(stored(t, {
     input_size = t.input_size, output_size = t.output_size, bias = t.bias or false,
-    axis = tensor_axis(t.axis), dtype = t.weights and param_dtype(t.weights) or t.dtype,
-  }
+    axis = tensor_axis(t.axis),
+  }))
   if t.weights then
-    layer:load(nil, t.weights:source("weight", { t.output_size, t.input_size }))
-    if t.bias then layer:load_bias(nil, t.weights:source("bias", { t.output_size })) end
+    load.linear(layer, t.weights, nil, "", { t.output_size, t.input_size }, t.bias)
   end
   return made("linear", layer)
 end
@@ -113,6 +116,24 @@ function nn.rms_norm(cfg, weights, size)
   layer:load(weights:source("weight", { size }))
   return made("norm", layer)
 end
+
+--- RMSNorm of q or k over all heads of the model; statistics are summed over the plan's input group.
+-- { weights, hidden_size = of all heads, eps, parallel_plan, weight_shard_world_size, weight_shard_rank }
+-- q_norm:forward_qk(k_norm, packed) -> q, k normalises both around one sum.
+function nn.minimax_rms_norm(t)
+  local layer = core.minimax_rms_norm {
+    hidden_size = t.hidden_size, eps = t.eps, parallel_plan = t.parallel_plan,
+    weight_shard_world_size = t.weight_shard_world_size, weight_shard_rank = t.weight_shard_rank,
+  }
+  layer:load(t.weights:source("weight", { t.hidden_size }))
+  return made("minimax_rms_norm", layer)
+end
+
+--- Which experts each token gets (weft.nn.experts): forward(x) -> ids, weights.
+function nn.router(t) return made("router", experts.router(t)) end
+
+--- The experts of this rank (weft.nn.experts): forward(x, ids, weights) -> y, summed over the ranks.
+function nn.experts(t) return made("experts", experts.experts(t)) end
 
 --- The vocabulary's rows cut over the tensor group; forward(ids) sums over it.
 function nn.vocab_embedding(cfg, weights, policy)

@@ -49,6 +49,9 @@ function runtime.check(options)
   if options.device == "cuda" then usage "--device cuda: this build of weft has no CUDA kernels; use --device cpu" end
   local cfg = config.load(options.model)
   cfg.compute_dtype = compute_dtype(options, cfg)
+  if options.quantization == "fp8_block" and not cfg.quantization then
+    usage "--quantization fp8_block: the model's config.json names no fp8 quantisation, its weights are plain"
+  end
   local _, name = runtime.load_model(options, cfg)
   local ok, policy = pcall(policies.from_options, options)
   if not ok then
@@ -146,7 +149,8 @@ local function open_weights(options, rank, cfg)
   if not checkpoint then error({ message = message, code = code }, 0) end
   return Weights.new(checkpoint, {
     param_dtype = cfg.compute_dtype == "float32" and "auto" or cfg.compute_dtype,
-    dummy_dtype = cfg.dtype, on_tensor = progress(rank, cfg),
+    dummy_dtype = cfg.dtype, on_tensor = progress(rank, cfg), quantization = cfg.quantization,
+    dequantize = options.quantization == "none", quantize_activations = options.quantization == "fp8_block",
   })
 end
 

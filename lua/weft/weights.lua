@@ -16,6 +16,7 @@ function Weights:at(name)
 end
 
 function Weights:name(name)
+  if name == "" then return self.prefix end
   return self.prefix == "" and name or self.prefix .. "." .. name
 end
 
@@ -24,6 +25,21 @@ end
 function Weights:has(name, optional)
   if self.checkpoint.format == "dummy" then return optional == true end
   return self.checkpoint:has(self:name(name))
+end
+
+-- Whether a name of modules_to_not_convert stands in the path: whole words of it between dots.
+local function skipped(path, skip)
+  for _, name in ipairs(skip) do
+    if ("." .. path .. "."):find("." .. name .. ".", 1, true) then return true end
+  end
+  return false
+end
+
+--- What dummy weights make a matrix of: fp8 where the config says that it is quantised, else nil.
+function Weights:quantized_dtype(name)
+  local quantization = self.options.quantization
+  if not quantization or skipped(self:name(name), quantization.skip) then return nil end
+  return "float8_e4m3"
 end
 
 --- The source of a tensor of this global shape. Raises when it is missing.

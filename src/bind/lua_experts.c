@@ -84,7 +84,9 @@ static int router_fields(lua_State *L)
     const char *name = luaL_checkstring(L, 2);
     const weft_number_field numbers[] = {
         {"num_experts", (double)router->weight.total_rows}, {"num_experts_per_tok", router->top_k},
-        {"hidden_size", (double)router->weight.total_columns}, {NULL, 0}};
+        {"hidden_size", (double)router->weight.total_columns},
+        {"weight_bytes", (double)(weft_linear_weight_bytes(&router->weight) + (router->bias != NULL ? router->bias->shape[0] * 4 : 0))},
+        {NULL, 0}};
     if (strcmp(name, "name") == 0) lua_pushstring(L, router->weight.name);
     else return weft_push_number_field(L, name, numbers);
     return 1;

@@ -5,6 +5,11 @@ local models = {}
 local shipped = {
   LlamaForCausalLM = "weft.models.llama",
   MistralForCausalLM = "weft.models.mistral",
+  MixtralForCausalLM = "weft.models.mixtral",
+  MiniMaxM2ForCausalLM = "weft.models.minimax_m2",
+  Qwen2ForCausalLM = "weft.models.qwen2",
+  Qwen3ForCausalLM = "weft.models.qwen3",
+  Qwen3MoeForCausalLM = "weft.models.qwen3_moe",
 }
 
 local registered = {} -- name -> { model =, supported = set }

@@ -8,7 +8,9 @@ local nn = weft.nn
 local Llama = weft.model "LlamaForCausalLM" { supported_layer_types = { "attention", "mlp" } }
 
 --- Self-attention of layer i: (x, step) -> the attention's part of the residual stream.
-function Llama.attention(cfg, weights, policy, i)
+-- splitter(qkv, plan), optional, gives what turns the packed product into q, k and v: where relatives
+-- put their norms.
+function Llama.attention(cfg, weights, policy, i, splitter)
   local encoder_only = cfg.is_causal == false
   local plan = policy:get(encoder_only and "default" or "attention", i)
   local qkv = nn.qkv_linear {
@@ -38,8 +40,9 @@ function Llama.attention(cfg, weights, policy, i)
     bias = cfg.attention_bias,
     axis = plan.output,
   }
+  local split = splitter and splitter(qkv, plan) or function(packed) return qkv:split_qkv(packed) end
   return function(x, step)
-    local q, k, v = qkv:split_qkv(qkv:forward(x))
+    local q, k, v = split(qkv:forward(x))
     rotary:forward(step.positions, q, k)
     return o_proj:forward(attn:forward(q, k, v, step))
   end
@@ -67,19 +70,23 @@ function Llama.mlp(cfg, weights, policy, i)
   end
 end
 
---- Decoder layer i. x is what the layer before added last and `residual` the sum of all before it:
+--- A decoder layer around an attention and a feed-forward function. x is what the layer before added last and `residual` the sum of all before it:
 -- the norms add x into the residual on the way. The first layer gets no x.
-function Llama.layer(cfg, weights, policy, i)
+function Llama.decoder(cfg, weights, attention, feed_forward)
   local input_norm = nn.rms_norm(cfg, weights:at "input_layernorm")
-  local attention = Llama.attention(cfg, weights:at "self_attn", policy, i)
   local post_norm = nn.rms_norm(cfg, weights:at "post_attention_layernorm")
-  local mlp = Llama.mlp(cfg, weights:at "mlp", policy, i)
   return function(x, residual, step)
     local h = input_norm:forward(x or residual, x and residual)
     h = attention(h, step)
     h = post_norm:forward(h, residual)
-    return mlp(h)
+    return feed_forward(h)
   end
+end
+
+--- Decoder layer i.
+function Llama.layer(cfg, weights, policy, i)
+  return Llama.decoder(cfg, weights, Llama.attention(cfg, weights:at "self_attn", policy, i),
+    Llama.mlp(cfg, weights:at "mlp", policy, i))
 end
 
 --- The whole model on this rank, from `layer(cfg, weights, policy, i)`.
