@@ -170,8 +170,7 @@ local function experts_part(part, policy, cfg, sizes)
     local held = core.layout.shard("experts", count, plan.expert)
     local shard = core.layout.shard("columns of an expert", width, plan.input)
     local each = sizes:linear(2 * shard.count, hidden) + sizes:linear(hidden, shard.count)
-    -- A router with a correction bias is kept in float32, both parts.
-    local router = cfg.use_routing_bias and count * (hidden + 1) * 4 or sizes:vector(count * hidden)
+    local router = count * (hidden + (cfg.use_routing_bias and 1 or 0)) * 4 -- float32 on every rank
     part.ranks[rank + 1] = { rank = rank, input = tostring(plan.input), output = tostring(plan.output), expert = tostring(plan.expert),
       experts = columns_of(held), columns = columns_of(shard), weight_bytes = held.count * each + router + sizes:vector(hidden) }
     if rank == 0 then

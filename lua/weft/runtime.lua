@@ -53,12 +53,17 @@ function runtime.check(options)
     usage "--quantization fp8_block: the model's config.json names no fp8 quantisation, its weights are plain"
   end
   local _, name = runtime.load_model(options, cfg)
+  local known = { name = name, supports = models.supports }
+  local function refuse(message)
+    local flags = require("weft.plan_nearest").of(options, cfg, known)
+    usage(flags and ("%s Nearest legal plan: %s"):format(message:gsub("%.?$", ".", 1), flags) or message)
+  end
   local ok, policy = pcall(policies.from_options, options)
   if not ok then
-    usage(type(policy) == "table" and policy.message or tostring(policy))
+    refuse(type(policy) == "table" and policy.message or tostring(policy))
   end
-  local valid, message = policies.validate(policy, cfg, { name = name, supports = models.supports })
-  if not valid then usage(message) end
+  local valid, message = policies.validate(policy, cfg, known)
+  if not valid then refuse(message) end
   return { cfg = cfg, policy = policy, num_ranks = policy.num_ranks, name = name }
 end
 
