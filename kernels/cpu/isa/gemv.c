@@ -2,7 +2,6 @@
  * is loaded once for all tokens of a group. Decode-size products and decode attention. */
 #include "kernels/cpu/isa/tables.h"
 
-enum { PREFETCH_BYTES = 1024 };
 #if defined(WEFT_ISA_avx512)
 enum { GROUP_TOKENS = 4 };
 #else
@@ -12,6 +11,19 @@ enum { GROUP_TOKENS = 3 }; /* 4 rows x 3 tokens + 3 of x + 1 of w: 16 registers 
 INLINE int64_t element_size(weft_dtype dtype)
 {
     return dtype == WEFT_F32 ? 4 : dtype == WEFT_F8E4M3 ? 1 : 2;
+}
+
+/* The last `count` < LANES elements. Not inlined: one copy serves every shape below. */
+static __attribute__((noinline)) vf load_tail(const void *p, weft_dtype dtype, int64_t count)
+{
+    char part[LANES * 4] = {0};
+    memcpy(part, p, (size_t)(count * element_size(dtype)));
+    return vf_load_as(part, dtype);
+}
+
+static __attribute__((noinline)) float sum_lanes(vf v)
+{
+    return vf_sum(v);
 }
 
 /* acc[r][t] += sums over [begin, end) of k */
@@ -26,18 +38,15 @@ INLINE void dot_span(const weft_isa_gemv_args *a, const char *w, const float *x,
         for (int t = 0; t < tokens; t++) xs[t] = vf_load(x + t * a->x_stride + j);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
-            const char *from = w + r * row_bytes + j * size;
-            vf ws = vf_load_as(from, dtype);
+            vf ws = vf_load_as(w + r * row_bytes + j * size, dtype);
 #pragma GCC unroll 4
             for (int t = 0; t < tokens; t++) acc[r][t] += ws * xs[t];
         }
     }
     if (j == end) return;
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) {
-        vf ws = vf_load_part(w + r * row_bytes + j * size, dtype, end - j);
-#pragma GCC unroll 4
-        for (int t = 0; t < tokens; t++) acc[r][t] += ws * vf_load_part(x + t * a->x_stride + j, WEFT_F32, end - j);
+    for (int t = 0; t < tokens; t++) {
+        vf xs = load_tail(x + t * a->x_stride + j, WEFT_F32, end - j);
+        for (int r = 0; r < rows; r++) acc[r][t] += load_tail(w + r * row_bytes + j * size, dtype, end - j) * xs;
     }
 }
 
@@ -88,18 +97,18 @@ INLINE void dot_block(const weft_isa_gemv_args *a, int64_t row, int64_t token, w
         int nan = dtype == WEFT_F8E4M3 && row_has_nan((const uint8_t *)w + r * a->w_stride, a->k);
 #pragma GCC unroll 4
         for (int t = 0; t < tokens; t++)
-            a->out[(token + t) * a->out_stride + row + r] = nan ? NAN : vf_sum(acc[r][t]);
+            a->out[(token + t) * a->out_stride + row + r] = nan ? NAN : sum_lanes(acc[r][t]);
     }
 }
 
-INLINE void tokens_of_rows(const weft_isa_gemv_args *a, int64_t row, weft_dtype dtype, int rows)
+INLINE void four_rows(const weft_isa_gemv_args *a, int64_t row, weft_dtype dtype)
 {
     int64_t token = 0;
-    for (; token + GROUP_TOKENS <= a->tokens; token += GROUP_TOKENS) dot_block(a, row, token, dtype, rows, GROUP_TOKENS);
+    for (; token + GROUP_TOKENS <= a->tokens; token += GROUP_TOKENS) dot_block(a, row, token, dtype, 4, GROUP_TOKENS);
     switch (a->tokens - token) {
-    case 3: dot_block(a, row, token, dtype, rows, 3); break;
-    case 2: dot_block(a, row, token, dtype, rows, 2); break;
-    case 1: dot_block(a, row, token, dtype, rows, 1); break;
+    case 3: dot_block(a, row, token, dtype, 4, 3); break;
+    case 2: dot_block(a, row, token, dtype, 4, 2); break;
+    case 1: dot_block(a, row, token, dtype, 4, 1); break;
     default: break;
     }
 }
@@ -107,8 +116,9 @@ INLINE void tokens_of_rows(const weft_isa_gemv_args *a, int64_t row, weft_dtype 
 INLINE void all_rows(const weft_isa_gemv_args *a, weft_dtype dtype)
 {
     int64_t row = 0;
-    for (; row + 4 <= a->rows; row += 4) tokens_of_rows(a, row, dtype, 4);
-    for (; row < a->rows; row++) tokens_of_rows(a, row, dtype, 1);
+    for (; row + 4 <= a->rows; row += 4) four_rows(a, row, dtype);
+    for (; row < a->rows; row++)
+        for (int64_t token = 0; token < a->tokens; token++) dot_block(a, row, token, dtype, 1, 1);
 }
 
 void ISA(gemv)(const weft_isa_gemv_args *a)
@@ -130,11 +140,11 @@ INLINE void weigh_columns(const weft_isa_weigh_args *a, int64_t token, int64_t i
 #pragma GCC unroll 4
     for (int t = 0; t < tokens; t++) {
         const float *o = a->o + (token + t) * a->o_stride + i;
-        acc[t] = part == LANES ? vf_load(o) : vf_load_part(o, WEFT_F32, part);
+        acc[t] = part == LANES ? vf_load(o) : load_tail(o, WEFT_F32, part);
     }
     for (int64_t j = 0; j < a->keys; j++) {
         const char *from = (const char *)a->v + (j * a->v_stride + i) * size;
-        vf v = part == LANES ? vf_load_as(from, dtype) : vf_load_part(from, dtype, part);
+        vf v = part == LANES ? vf_load_as(from, dtype) : load_tail(from, dtype, part);
 #pragma GCC unroll 4
         for (int t = 0; t < tokens; t++) acc[t] += v * a->p[(token + t) * a->p_stride + j];
     }
