@@ -16,7 +16,8 @@ end
 
 local function doublings(a, b) return math.abs(math.log(a / b) / math.log(2)) end
 
-local function flags(sizes)
+--- What to type for sizes { tp, tpa, dcp, ep }.
+function nearest.flags(sizes)
   local words = { "-tp " .. sizes.tp }
   if sizes.tpa ~= sizes.tp then words[#words + 1] = "-tpa " .. sizes.tpa
   elseif sizes.dcp > 1 then words[#words + 1] = "-dcp " .. sizes.dcp end
@@ -56,10 +57,11 @@ local function candidates(asked, cfg)
   return list
 end
 
---- Flags of the nearest legal plan, or nil: where a plan script was given, or nothing near is legal.
+--- The `count` legal plans nearest to what the flags ask for: { { tp, tpa, dcp, ep, flags, distance }, ... }; none
+-- where a plan script was given, or where the sizes are not at fault.
 -- model = { name =, supports = function(name, layer_type) }, as of weft.policy's validate.
-function nearest.of(options, cfg, model)
-  if options.plan or options.policy then return nil end
+function nearest.list(options, cfg, model, count)
+  if options.plan or options.policy or options.plan_list then return {} end
   local tp = options.tensor_parallel_size or 1
   local tpa = options.tensor_parallel_size_attention or tp
   local function weight(flag) return options[flag] and 4 or 1 end
@@ -69,10 +71,21 @@ function nearest.of(options, cfg, model)
     dcp = options.decode_context_parallel_size or math.max(1, tp / tpa), dcp_weight = weight "decode_context_parallel_size",
     ep = options.expert_parallel_size or 1, ep_weight = weight "expert_parallel_size",
   }
-  if is_legal(asked, cfg, model) then return nil end -- something else is wrong
+  local list = {}
+  if is_legal(asked, cfg, model) then return list end
   for _, sizes in ipairs(candidates(asked, cfg)) do
-    if is_legal(sizes, cfg, model) then return flags(sizes) end
+    if #list == count then break end
+    if is_legal(sizes, cfg, model) then
+      list[#list + 1] = { tp = sizes.tp, tpa = sizes.tpa, dcp = sizes.dcp, ep = sizes.ep, flags = nearest.flags(sizes), distance = sizes.distance }
+    end
   end
+  return list
+end
+
+--- Flags of the nearest legal plan, or nil.
+function nearest.of(options, cfg, model)
+  local plan = nearest.list(options, cfg, model, 1)[1]
+  return plan and plan.flags
 end
 
 return nearest

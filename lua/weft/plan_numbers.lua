@@ -4,6 +4,7 @@
 --   model, num_ranks, policy, block_size, virtual_block, context, batch, weight_dtype, cache_dtype,
 --   parts = { { type, layers, count, plan, ranks = { row, ... }, moves = { move, ... } }, ... },
 --   ranks = { { rank, weight_bytes, cache_bytes, cache_bytes_allocated, sent_bytes_per_token }, ... } }
+-- details: context, batch, name; ranks: only the rows of this many ranks (rank 0 holds the most).
 -- A row tells what a rank holds of ONE layer of the part; a move what each rank sends in ONE layer
 -- for each token, counted as collectives count it (all_reduce of S bytes: 2 S (n-1)/n). Predictions
 -- by formula, not measurements. Heads, rows and columns are { first, count }, from 0.
@@ -70,7 +71,7 @@ local function all_reduce(bytes, n) return 2 * bytes * (n - 1) / n end
 
 local function add_move(moves, what, axis, bytes)
   if axis.world_size == 1 then return end
-  moves[#moves + 1] = { what = what, group = axis.group, world_size = axis.world_size, bytes = bytes }
+  moves[#moves + 1] = { op = what:match "^%S+", what = what, group = axis.group, world_size = axis.world_size, bytes = bytes }
 end
 
 local function attention_moves(cfg, sizes, plan, heads)
@@ -111,26 +112,37 @@ local function tokens_kept(cfg, plan, context)
   return held(context) - held(math.max(0, context - widest))
 end
 
+-- Tokens that a decode step reads on this rank.
+local function tokens_held(part, plan, context)
+  local function held(length)
+    return core.layout.local_len(length, plan.context.rank, plan.context.world_size, plan.interleave)
+  end
+  if part.window == 0 then return held(context) end
+  return held(context) - held(math.max(0, context - part.window))
+end
+
 local function attention_part(part, policy, cfg, sizes, details)
   local encoder = cfg.is_causal == false
   local kind = encoder and "default" or "attention"
   local dim, hidden = cfg.head_dim, cfg.hidden_size
   part.type, part.ranks = "attention", {}
-  for rank = 0, policy.num_ranks - 1 do
+  for rank = 0, sizes.ranks - 1 do
     local plan = policy:get(kind, part.layers[1], rank)
     local h = core.layout.heads { num_heads = cfg.num_attention_heads, num_kv_heads = cfg.num_key_value_heads, plan = plan }
     local rows = (h.num_heads + 2 * h.num_kv_heads) * dim
-    local weights = sizes:linear(rows, hidden) + sizes:linear(hidden, h.output_num_heads * dim) + sizes:vector(hidden)
-    if cfg.qkv_bias then weights = weights + sizes:vector(rows) end
-    if cfg.attention_bias and plan.output.rank == 0 then weights = weights + sizes:vector(hidden) end
-    if cfg.use_qk_norm then weights = weights + sizes:vector((h.num_heads + h.num_kv_heads) * dim) end
+    local qkv = sizes:linear(rows, hidden) + (cfg.qkv_bias and sizes:vector(rows) or 0)
+    local o_proj = sizes:linear(hidden, h.output_num_heads * dim)
+    if cfg.attention_bias and plan.output.rank == 0 then o_proj = o_proj + sizes:vector(hidden) end
+    local norms = sizes:vector(hidden)
+    if cfg.use_qk_norm then norms = norms + sizes:vector((h.num_heads + h.num_kv_heads) * dim) end
     local per_token = encoder and 0 or h.num_kv_heads * 2 * dim * sizes.activation
     local n, virtual = plan.context.world_size, policy.block_size * policy.context_lcm
     part.ranks[rank + 1] = {
       rank = rank, input = tostring(plan.input), output = tostring(plan.output), context = tostring(plan.context),
       q_heads = { h.first_head, h.num_heads }, kv_heads = { h.first_kv_head, h.num_kv_heads },
       kv_head_replicas = h.num_kv_head_replicas, output_heads = { h.output_first_head, h.output_num_heads },
-      weight_bytes = weights,
+      weight_bytes = qkv + o_proj + norms, qkv_bytes = qkv, o_proj_bytes = o_proj,
+      tokens = tokens_held(part, plan, details.context), context_rank = plan.context.rank,
       cache_bytes_per_token = per_token / n,
       cache_bytes = tokens_kept(cfg, plan, details.context) * per_token * details.batch,
       cache_bytes_allocated = ceil_div(details.context, virtual) * (virtual / n) * per_token * details.batch,
@@ -147,13 +159,15 @@ local function columns_of(shard) return { shard.offset, shard.count } end
 local function mlp_part(part, policy, cfg, sizes)
   local hidden, width = cfg.hidden_size, cfg.intermediate_size
   part.type, part.ranks = "mlp", {}
-  for rank = 0, policy.num_ranks - 1 do
+  for rank = 0, sizes.ranks - 1 do
     local plan = policy:get("mlp", part.layers[1], rank)
     local shard = core.layout.shard("columns of the MLP", width, plan.input)
-    local weights = sizes:linear(2 * shard.count, hidden) + sizes:linear(hidden, shard.count) + sizes:vector(hidden)
-    if cfg.mlp_bias then weights = weights + sizes:vector(2 * shard.count + (plan.input.rank == 0 and hidden or 0)) end
+    local gate_up, down = sizes:linear(2 * shard.count, hidden), sizes:linear(hidden, shard.count)
+    if cfg.mlp_bias then
+      gate_up, down = gate_up + sizes:vector(2 * shard.count), down + sizes:vector(plan.input.rank == 0 and hidden or 0)
+    end
     part.ranks[rank + 1] = { rank = rank, input = tostring(plan.input), output = tostring(plan.output),
-      columns = columns_of(shard), weight_bytes = weights }
+      columns = columns_of(shard), weight_bytes = gate_up + down + sizes:vector(hidden), gate_up_bytes = gate_up, down_bytes = down }
     if rank == 0 then
       part.plan, part.axes, part.moves = tostring(plan), plan, {}
       add_move(part.moves, "all_reduce of down_proj", plan.input, all_reduce(hidden * sizes.activation, plan.input.world_size))
@@ -165,14 +179,15 @@ local function experts_part(part, policy, cfg, sizes)
   local hidden = cfg.hidden_size
   local count, width = policies.experts_of(cfg)
   part.type, part.ranks = "experts", {}
-  for rank = 0, policy.num_ranks - 1 do
+  for rank = 0, sizes.ranks - 1 do
     local plan = policy:get("experts", part.layers[1], rank)
     local held = core.layout.shard("experts", count, plan.expert)
     local shard = core.layout.shard("columns of an expert", width, plan.input)
     local each = sizes:linear(2 * shard.count, hidden) + sizes:linear(hidden, shard.count)
     local router = count * (hidden + (cfg.use_routing_bias and 1 or 0)) * 4 -- float32 on every rank
     part.ranks[rank + 1] = { rank = rank, input = tostring(plan.input), output = tostring(plan.output), expert = tostring(plan.expert),
-      experts = columns_of(held), columns = columns_of(shard), weight_bytes = held.count * each + router + sizes:vector(hidden) }
+      experts = columns_of(held), columns = columns_of(shard), expert_bytes = each, router_bytes = router,
+      weight_bytes = held.count * each + router + sizes:vector(hidden) }
     if rank == 0 then
       part.plan, part.axes, part.moves = tostring(plan), plan, {}
       add_move(part.moves, "all_reduce of the experts' sum", plan.output, all_reduce(hidden * sizes.activation, plan.output.world_size))
@@ -183,14 +198,15 @@ end
 local function vocab_part(policy, cfg, sizes, layer_type)
   local head = layer_type == "lm_head"
   local part = { type = layer_type, count = 1, ranks = {}, moves = {} }
-  for rank = 0, policy.num_ranks - 1 do
+  for rank = 0, sizes.ranks - 1 do
     local plan = policy:get(layer_type, nil, rank)
     local v = core.layout.vocab { vocab_size = cfg.vocab_size, axis = plan.output }
     local weights = v.count * cfg.hidden_size * sizes.element
+    local table_bytes = weights
     if head and cfg.tie_word_embeddings then weights = 0 end -- the embedding's own rows
     if head then weights = weights + sizes:vector(cfg.hidden_size) end -- and the last norm
     part.ranks[rank + 1] = { rank = rank, input = tostring(plan.input), output = tostring(plan.output),
-      rows = { v.offset, v.count }, real_rows = v.real, weight_bytes = weights }
+      rows = { v.offset, v.count }, real_rows = v.real, weight_bytes = weights, table_bytes = table_bytes }
     if rank == 0 then
       part.plan, part.axes, part.tied = tostring(plan), plan, head and cfg.tie_word_embeddings or nil
       local n = plan.output.world_size
@@ -222,6 +238,7 @@ end
 function numbers.of(policy, cfg, details)
   local sizes = sizes_of(cfg)
   local asked = { context = details.context or 0, batch = details.batch or 1 }
+  sizes.ranks = details.ranks or policy.num_ranks
   local parts = { vocab_part(policy, cfg, sizes, "embedding") }
   local has_experts = policies.experts_of(cfg) > 0
   local kinds = { { "attention", attention_part }, has_experts and { "experts", experts_part } or { "mlp", mlp_part } }
@@ -239,7 +256,8 @@ function numbers.of(policy, cfg, details)
     block_size = policy.block_size, virtual_block = policy.block_size * policy.context_lcm,
     context = asked.context, batch = asked.batch, num_layers = cfg.num_hidden_layers,
     weight_dtype = cfg.quantization and "float8_e4m3" or sizes.weight, cache_dtype = sizes.compute,
-    parts = parts, ranks = totals(parts, policy.num_ranks),
+    linear_dtype = cfg.quantization and "float8_e4m3" or sizes.weight,
+    parts = parts, ranks = totals(parts, sizes.ranks),
   }
 end
 

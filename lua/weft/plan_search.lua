@@ -18,6 +18,22 @@ local function divisors(n)
   return list
 end
 
+--- Calls visit { tensor, attention, context, expert } for each legal combination on `tensor` ranks.
+-- numbers: policies.model_numbers.
+function plan_search.each_legal(tensor, numbers, visit)
+  for _, expert in ipairs(numbers.num_experts > 0 and divisors(tensor) or { 1 }) do
+    for _, attention in ipairs(divisors(tensor)) do
+      for _, context in ipairs(attention == tensor and divisors(tensor) or { tensor / attention }) do
+        local made, policy = pcall(core.policy, { tensor = tensor, attention = { tensor = attention, context = context },
+          experts = expert > 1 and { expert = expert } or nil })
+        if made and pcall(policy.validate_model, policy, numbers) then
+          visit { tensor = tensor, attention = attention, context = context, expert = expert }
+        end
+      end
+    end
+  end
+end
+
 local function supports(supported)
   if type(supported) == "function" then return supported end
   local set = {}

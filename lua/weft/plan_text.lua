@@ -4,7 +4,8 @@ local numbers = require "weft.plan_numbers"
 
 local plan_text = {}
 
-local function bytes(n)
+--- "1.5 GB", in powers of ten.
+function plan_text.bytes(n)
   if n < 1000 then return ("%d B"):format(n) end
   for _, unit in ipairs { "kB", "MB", "GB" } do
     n = n / 1000
@@ -13,12 +14,16 @@ local function bytes(n)
   return ("%.4g TB"):format(n / 1000)
 end
 
+local bytes = plan_text.bytes
+
 --- "0-7", "5", or "none" of { first, count }.
-local function run(pair)
+function plan_text.run(pair)
   if pair[2] == 0 then return "none" end
   if pair[2] == 1 then return tostring(pair[1]) end
   return ("%d-%d"):format(pair[1], pair[1] + pair[2] - 1)
 end
+
+local run = plan_text.run
 
 local function place(axis) return axis:match "%S+$" end -- "attention_tensor 1/2" -> "1/2"
 

@@ -38,7 +38,7 @@ local function compute_dtype(options, cfg)
 end
 
 --- Everything that can be refused before weights are read: config, model, policy, rules.
--- Returns { cfg, policy, num_ranks, name }.
+-- Returns { cfg, policy, num_ranks, name }. The error of a refused plan holds `refused` = { rule, nearest }.
 function runtime.check(options)
   if not options.model then usage "--model is missing: a folder with config.json and weights" end
   local load_format = options.load_format or "auto"
@@ -54,14 +54,14 @@ function runtime.check(options)
   end
   local _, name = runtime.load_model(options, cfg)
   local known = { name = name, supports = models.supports }
-  local function refuse(message)
-    local flags = require("weft.plan_nearest").of(options, cfg, known)
-    usage(flags and ("%s Nearest legal plan: %s"):format(message:gsub("%.?$", ".", 1), flags) or message)
+  local function refuse(rule)
+    local list, flags = require("weft.plan_nearest").list(options, cfg, known, 3), {}
+    for i, plan in ipairs(list) do flags[i] = plan.flags end
+    local near = #flags > 0 and (" Nearest legal plan%s: %s"):format(#flags > 1 and "s" or "", table.concat(flags, ", "))
+    error({ usage = true, message = near and rule:gsub("%.?$", ".", 1) .. near or rule, refused = { rule = rule, nearest = list } }, 0)
   end
   local ok, policy = pcall(policies.from_options, options)
-  if not ok then
-    refuse(type(policy) == "table" and policy.message or tostring(policy))
-  end
+  if not ok then refuse(type(policy) == "table" and policy.message or tostring(policy)) end
   local valid, message = policies.validate(policy, cfg, known)
   if not valid then refuse(message) end
   return { cfg = cfg, policy = policy, num_ranks = policy.num_ranks, name = name }

@@ -66,6 +66,16 @@ local function exchange(engine, steps_before)
   return list
 end
 
+-- Writes the decode time down for `weft plan`; a file that cannot be written is no failure.
+local function remember(engine, options, decode)
+  local measured, session = require "weft.plan.measured", engine.session
+  local ok, why = measured.append {
+    model = measured.model_key(session.cfg, session.name), policy = tostring(session.policy),
+    machine = options.machine or "cpu", batch = decode.batch, context = decode.context, ms = decode.ms, time = os.time(),
+  }
+  if not ok then engine.log("the figures were not written down: %s", why) end
+end
+
 --- The job on rank 0.
 function bench.job(engine, options)
   engine.prefix_reuse = false
@@ -75,6 +85,7 @@ function bench.job(engine, options)
     kv_bytes_per_rank = core.json.array(engine.session.kv_bytes_per_rank),
     num_blocks = engine.session.num_blocks, block_tokens = engine.session.block_tokens }
   result.exchange = core.json.array(exchange(engine, before))
+  remember(engine, options, result.decode)
   if options.json then
     io.stdout:write(core.json.encode(result), "\n")
     return 0

@@ -1,19 +1,76 @@
---- weft plan: who holds what under a plan. Reads config.json, starts no ranks.
+--- weft plan: who holds what under a plan, what moves, what a step should cost. Reads config.json,
+-- starts no ranks.
 local core = require "weft.core"
 
 local plan = {}
 
-function plan.run(options)
-  local setup = require("weft.runtime").check(options)
+-- What can be refused before weights are read; with --json also as an object.
+local function checked(options)
+  local ok, result = pcall(require("weft.runtime").check, options)
+  if ok then return result end
+  if options.json and type(result) == "table" and result.refused then
+    io.stdout:write(core.json.encode { legal = false, rule = result.refused.rule, nearest = core.json.array(result.refused.nearest) }, "\n")
+  end
+  error(result, 0)
+end
+
+local function write_file(path, text)
+  local file, message = io.open(path, "wb")
+  if not file then error({ message = "cannot write the picture: " .. message, code = "io" }, 0) end
+  local ok, why = file:write(text)
+  file:close()
+  if not ok then error({ message = ("cannot write %s: %s"):format(path, why), code = "io" }, 0) end
+end
+
+-- Predicted price of one step, and a measured one when `weft bench` wrote it down.
+local function priced(setup, machine, details)
+  local numbers, measured = require "weft.plan_numbers", require "weft.plan.measured"
+  local n = numbers.of(setup.policy, setup.cfg, { context = details.context, name = setup.name, ranks = 1 })
+  return require("weft.plan.price").of(n, setup.cfg, machine, details.batch), measured.find {
+    model = measured.model_key(setup.cfg, setup.name), policy = tostring(setup.policy), machine = machine.name,
+    batch = details.batch, context = details.context }
+end
+
+local function explain(options, setup, machine)
   local text = require "weft.plan_text"
   local details = { context = options.context or setup.cfg.max_position_embeddings, batch = options.batch or 1,
     name = setup.name }
+  local price, measured = priced(setup, machine, details)
+  local numbers = require("weft.plan_numbers").of(setup.policy, setup.cfg, details)
+  if options.svg then write_file(options.svg, require("weft.plan.svg").draw(numbers, price)) end
   if options.json then
-    io.stdout:write(core.json.encode(text.table(setup.policy, setup.cfg, details)), "\n")
+    local result = text.table(setup.policy, setup.cfg, details)
+    result.price, result.measured = price, measured
+    io.stdout:write(core.json.encode(result), "\n")
+    return 0
+  end
+  if options.draw then
+    io.stdout:write(require("weft.plan.draw").text(numbers, { colour = require("weft.plan.terminal").colour() }))
   else
     io.stdout:write(text.explain(setup.policy, setup.cfg, details))
   end
+  io.stdout:write("\n", table.concat(require("weft.plan.price_text").lines(price, measured), "\n"), "\n")
   return 0
+end
+
+local function search(options, setup, machine)
+  local front = require("weft.plan.front")
+  local result = front.search(setup.cfg, { name = setup.name, supports = require("weft.models").supports }, machine, {
+    max_ranks = options.max_ranks or 8, batch = options.batch, context = options.context or setup.cfg.max_position_embeddings,
+    block_size = options.block_size })
+  if options.svg then write_file(options.svg, require("weft.plan.scatter").svg(result)) end
+  if options.json then
+    io.stdout:write(core.json.encode(front.table(result)), "\n")
+  else
+    io.stdout:write(require("weft.plan.scatter").text(result, { colour = require("weft.plan.terminal").colour() }))
+  end
+  return 0
+end
+
+function plan.run(options)
+  local machine = require("weft.machines").get(options.machine or "h200")
+  local setup = checked(options)
+  return (options.search and search or explain)(options, setup, machine)
 end
 
 return plan

@@ -1,0 +1,136 @@
+--- Machine profiles for `weft plan`: what one rank's device can do, as numbers.
+--
+-- machines.get("h200" | "h100" | "gb200-nvl72" | "cpu" | "FILE.lua") -> a checked profile; raises one line.
+-- A file returns such a table; what it leaves out is taken from the profile named by its `base` (h200).
+--
+--   name
+--   memory                 bytes of a device
+--   reserve                bytes that weights and cache cannot have: activations, graphs, libraries
+--   bandwidth              bytes a second that a copy reaches, read plus written
+--   flops                  by dtype: operations a second that a large product reaches
+--   shared                 true: all ranks share memory, bandwidth and flops of one machine
+--   link                   bytes a second that a rank sends to others of its domain
+--   domain                 ranks that reach each other by `link`; larger groups pay `outer`
+--   outer                  { link =, latency = } of the network between domains
+--   latency                seconds: `product` (a matrix product beside its bytes), `attention`, `experts`,
+--                          `kernel` (norm, rope, activation, sampler), `step` (once a step, on the host)
+--   collective             by operation: { base, per_rank } seconds of a small one, base + per_rank * (n - 2)
+local machines = {}
+
+local us = 1e-6
+
+local profiles = {
+  -- Measured on one and two H200 (device copy 4.31 TB/s; bf16 product of 8192^3 784 TFLOP/s, fp8 1156 with
+  -- blocks; an all-reduce of 64 MB at 276 GB/s). Small products take 4 to 5 us beyond their bytes, and small
+  -- all-reduces 2.5, 2.8 and 3.5 us on 2, 4 and 8 GPUs with kernels over peer memory; the other
+  -- collectives are NCCL's, published with NVIDIA AIConfigurator.
+  h200 = {
+    memory = 141e9, reserve = 4e9, bandwidth = 4.31e12,
+    flops = { float32 = 5.0e13, bfloat16 = 7.84e14, float16 = 7.84e14, float8_e4m3 = 1.156e15 },
+    link = 2.8e11, domain = 8, outer = { link = 4.5e10, latency = 15 * us },
+    latency = { product = 4 * us, attention = 6 * us, experts = 7 * us, kernel = 1 * us, step = 20 * us },
+    collective = {
+      all_reduce = { 2.5 * us, 0.17 * us }, all_gather = { 5.2 * us, 1.2 * us },
+      reduce_scatter = { 6.0 * us, 1.2 * us }, all_to_all = { 7.5 * us, 0 },
+    },
+  },
+  -- Data sheet: 80 GB, 3.35 TB/s, the same chip; 90% of the bandwidth, as measured on H200.
+  h100 = { base = "h200", memory = 80e9, bandwidth = 3.0e12 },
+  -- Data sheet of one GPU of 72: 186 GB, 8 TB/s, 2.5 and 5 PFLOP/s dense bf16 and fp8, NVLink 900 GB/s each
+  -- way. Of each the share that H200 reaches: 90% of the bandwidth, 79% and 58% of the products, 62% of the link.
+  ["gb200-nvl72"] = {
+    base = "h200", memory = 186e9, bandwidth = 7.2e12, domain = 72, link = 5.6e11,
+    flops = { float32 = 6.4e13, bfloat16 = 1.97e15, float16 = 1.97e15, float8_e4m3 = 2.9e15 },
+  },
+  -- Two Zen 5 cores, measured: 47 GB/s read, 358 GFLOP/s in bf16 and 134 in float32; collectives of
+  -- threads through shared memory.
+  cpu = {
+    memory = 16e9, reserve = 5e8, bandwidth = 4.7e10, shared = true,
+    flops = { float32 = 1.34e11, bfloat16 = 3.58e11, float16 = 1.34e11, float8_e4m3 = 1.34e11 },
+    link = 1e10, domain = 1024, outer = { link = 1e9, latency = 50 * us },
+    latency = { product = 4 * us, attention = 6 * us, experts = 8 * us, kernel = 1.5 * us, step = 30 * us },
+    collective = {
+      all_reduce = { 4 * us, 3 * us }, all_gather = { 3 * us, 2 * us },
+      reduce_scatter = { 3 * us, 2 * us }, all_to_all = { 3 * us, 2 * us },
+    },
+  },
+}
+machines.names = { "h200", "h100", "gb200-nvl72", "cpu" }
+
+local function fail(format, ...)
+  error({ message = format:format(...), usage = true }, 0)
+end
+
+-- Keys of `over` replace those of `base`; tables with names as keys are merged.
+local function merge(base, over)
+  local result = {}
+  for key, value in pairs(base) do result[key] = value end
+  for key, value in pairs(over) do
+    local both = type(value) == "table" and type(base[key]) == "table" and value[1] == nil
+    result[key] = both and merge(base[key], value) or value
+  end
+  return result
+end
+
+-- The first key, by name, whose value is no positive number (zero where it may be); nil when all is well.
+local function wrong_number(place, values, keys, zero)
+  for _, key in ipairs(keys) do
+    local value = values[key]
+    if type(value) ~= "number" or value ~= value or value == math.huge or value < 0 or (value == 0 and not zero) then
+      return place .. key, value
+    end
+  end
+end
+
+local function check(profile, from)
+  local function demand(place, values, keys, zero)
+    if type(values) ~= "table" then fail("the machine %s: %s is a table, got %s", from, place, type(values)) end
+    local key, value = wrong_number(place == "" and "" or place .. ".", values, keys, zero)
+    if key then fail("the machine %s: %s is a %s number, got %s", from, key, zero and "non-negative" or "positive", tostring(value)) end
+  end
+  demand("", profile, { "memory", "bandwidth", "link", "domain" })
+  demand("", profile, { "reserve" }, true)
+  demand("flops", profile.flops, { "float32", "bfloat16", "float16", "float8_e4m3" })
+  demand("outer", profile.outer, { "link" })
+  demand("outer", profile.outer, { "latency" }, true)
+  demand("latency", profile.latency, { "product", "attention", "experts", "kernel", "step" }, true)
+  for _, op in ipairs { "all_reduce", "all_gather", "reduce_scatter", "all_to_all" } do
+    demand("collective." .. op, profile.collective[op], { 1, 2 }, true)
+  end
+  return profile
+end
+
+local function complete(profile, name)
+  if profile.base then
+    if not profiles[profile.base] then
+      fail("the machine %s: base is one of %s, got '%s'", name, table.concat(machines.names, ", "), tostring(profile.base))
+    end
+    profile = merge(complete(profiles[profile.base], profile.base), profile)
+  end
+  profile = merge(profile, { name = profile.name or name })
+  profile.base = nil
+  return profile
+end
+
+local function from_file(path)
+  local chunk, message = loadfile(path)
+  if not chunk then fail("cannot read the machine: %s", message) end
+  local ok, result = pcall(setfenv(chunk, setmetatable({}, { __index = _G })))
+  if not ok then fail("the machine %s failed: %s", path, tostring(result)) end
+  if type(result) ~= "table" then fail("the machine %s must return a table, got %s", path, type(result)) end
+  if result.base == nil then result.base = "h200" end
+  result.name = result.name or path:match "([^/]+)%.lua$"
+  return check(complete(result, path), path)
+end
+
+function machines.get(name)
+  if profiles[name] then
+    local profile = complete(profiles[name], name)
+    profile.name = name
+    return check(profile, name)
+  end
+  if name:match "%.lua$" then return from_file(name) end
+  fail("--machine is one of %s, or FILE.lua; got '%s'", table.concat(machines.names, ", "), name)
+end
+
+return machines

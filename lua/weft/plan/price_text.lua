@@ -1,0 +1,33 @@
+--- The price of a plan as text: predicted time by part, a measured time beside it, memory.
+local plan_text = require "weft.plan_text"
+
+local price_text = {}
+
+local function count(n, thing) return ("%d %s%s"):format(n, thing, n == 1 and "" or "s") end
+
+local function memory_line(price)
+  local m, bytes = price.memory, plan_text.bytes
+  local line = ("  memory of a rank: weights %s + cache %s + %s kept free, of %s"):format(bytes(m.weight_bytes),
+    bytes(m.cache_bytes), bytes(m.reserve_bytes), bytes(m.capacity_bytes))
+  if not m.fits then return line .. "; it does not fit" end
+  if not m.largest_batch then return line end
+  return line .. ("; up to %s of %d tokens fit"):format(count(m.largest_batch, "request"), price.context)
+end
+
+--- price: weft.plan.price; measured: an entry of weft.plan.measured, or nil.
+function price_text.lines(price, measured)
+  local lines = { ("predicted for one decode step on %s, %s of %d tokens (roofline and latencies, not measured):")
+    :format(price.machine, count(price.batch, "request"), price.context) }
+  for _, part in ipairs(price.parts) do
+    local share = part.ms / price.ms
+    lines[#lines + 1] = ("  %-12s %10.3f ms  %4.1f%%  %s"):format(part.part, part.ms, 100 * share, ("█"):rep(math.floor(40 * share + 0.5)))
+  end
+  lines[#lines + 1] = ("  %-12s %10.3f ms  %.4g tokens/s a user, %.4g tokens/s a rank"):format("step", price.ms, price.tok_per_s_user, price.tok_per_s_gpu)
+  if measured then
+    lines[#lines + 1] = ("  measured     %10.3f ms  by weft bench; predicted / measured = %.2f"):format(measured.ms, price.ms / measured.ms)
+  end
+  lines[#lines + 1] = memory_line(price)
+  return lines
+end
+
+return price_text
