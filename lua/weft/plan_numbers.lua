@@ -201,7 +201,7 @@ local function vocab_part(policy, cfg, sizes, layer_type)
   for rank = 0, sizes.ranks - 1 do
     local plan = policy:get(layer_type, nil, rank)
     local v = core.layout.vocab { vocab_size = cfg.vocab_size, axis = plan.output }
-    local weights = v.count * cfg.hidden_size * sizes.element
+    local weights = v.real * cfg.hidden_size * sizes.element -- rows of padding are not stored
     local table_bytes = weights
     if head and cfg.tie_word_embeddings then weights = 0 end -- the embedding's own rows
     if head then weights = weights + sizes:vector(cfg.hidden_size) end -- and the last norm

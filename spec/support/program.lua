@@ -23,7 +23,7 @@ function program.run(words)
   local file = io.open(input, "wb")
   file:write(words.input or "")
   file:close()
-  local line = { words.env or "", "env -u LD_PRELOAD", quote(program.path) }
+  local line = { "WEFT_BENCH_FILE=/dev/null " .. (words.env or ""), "env -u LD_PRELOAD", quote(program.path) }
   if os.getenv "WEFT_SANITIZED" then line[2] = "env -u LD_PRELOAD" end
   for _, word in ipairs(words) do line[#line + 1] = quote(word) end
   local status = os.execute(("timeout %d env %s %s <%s >%s 2>%s"):format(words.limit or 120, line[1],

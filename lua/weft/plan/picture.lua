@@ -85,9 +85,9 @@ end
 -- What changes from left to right and from top to bottom, where both do.
 local function labels(part, rows)
   if rows == 1 then return nil, nil end
-  if part.type == "attention" then return "heads", "sequence ↓" end
-  if part.type == "experts" then return "columns of each expert", "experts ↓" end
-  return "columns", "copies ↓"
+  if part.type == "attention" then return "heads", "sequence" end
+  if part.type == "experts" then return "columns of each expert", "experts" end
+  return "columns", "copies"
 end
 
 local function where(part)
@@ -135,8 +135,7 @@ local function panel_of(part, num_ranks)
   panel.cells, panel.columns, panel.rows = arrange(cells, rows, down)
   panel.x_label, panel.y_label = labels(part, rows)
   if panel.rows ~= rows then -- turned
-    local across = panel.y_label:gsub(" ↓", "")
-    panel.x_label, panel.y_label = across, panel.rows > 1 and panel.x_label .. " ↓" or nil
+    panel.x_label, panel.y_label = panel.y_label, panel.rows > 1 and panel.x_label or nil
   end
   for i, move in ipairs(part.moves) do
     panel.moves[i] = ("%s over %s of %d: %s a token"):format(move.what, (move.group:gsub("_", " ")), move.world_size, bytes(move.bytes))

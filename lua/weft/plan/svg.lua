@@ -5,7 +5,7 @@ local svg_page = require "weft.plan.svg_page"
 
 local svg = {}
 
-local page_width, margin, gap = 700, 24, 6
+local page_width, margin, gap = 700, 24, 4
 local text_size, line_height, bar_height = 8.8, 11.5, 5
 -- Told apart also by readers who see colours otherwise (Okabe and Ito).
 local colours = { heads = "#0072b2", tokens = "#e69f00", out = "#56b4e9", columns = "#8f6bb3", experts = "#009e73", rows = "#7b8794" }
@@ -35,15 +35,15 @@ local function cell_height(cell) return 17 + #cell.lines * line_height + #cell.b
 
 local function draw_cell(page, cell, x, y, width)
   page:rect(x, y, width, cell_height(cell), "#ffffff", { stroke = svg_page.edge, radius = 3, stroke_width = 0.8 })
-  page:text(x + 6, y + 12.5, ("rank %d"):format(cell.rank), { size = text_size, bold = true })
+  page:text(x + 4, y + 12.5, ("rank %d"):format(cell.rank), { size = text_size, bold = true })
   local at = y + 12.5
   for _, line in ipairs(cell.lines) do
     at = at + line_height
-    page:text(x + 6, at, line_text(cell, line), { size = text_size, fill = svg_page.grey })
+    page:text(x + 4, at, line_text(cell, line), { size = text_size, fill = svg_page.grey })
   end
   at = at + 5
   for _, bar in ipairs(cell.bars) do
-    draw_bar(page, bar, x + 6, at, width - 12)
+    draw_bar(page, bar, x + 4, at, width - 8)
     at = at + bar_height + 3
   end
 end
@@ -54,7 +54,7 @@ local function band_of(panel, width)
   for _, cell in ipairs(panel.cells) do
     for _, line in ipairs(cell.lines) do widest = math.max(widest, svg_page.text_width(line_text(cell, line), text_size)) end
   end
-  local fit = math.max(1, math.min(8, math.floor((width + gap) / (widest + 12 + gap))))
+  local fit = math.max(1, math.min(8, math.floor((width + gap) / (widest + 8 + gap))))
   local bands = math.ceil(panel.columns / fit)
   return math.ceil(panel.columns / bands)
 end
@@ -63,14 +63,14 @@ local function draw_grid(page, panel, y)
   local left = margin + (panel.y_label and 16 or 0)
   local width = page_width - margin - left
   local band = band_of(panel, width)
-  local wide = math.min(150, (width - (band - 1) * gap) / band)
+  local wide = math.min(170, (width - (band - 1) * gap) / band)
   local height = cell_height(panel.cells[1])
   if panel.x_label then
     page:text(left, y + 8, panel.x_label .. " →", { size = text_size, fill = svg_page.grey })
     y = y + 14
   end
   for first = 0, panel.columns - 1, band do
-    if panel.y_label then page:text(margin + 8, y + math.min(panel.rows * (height + gap), 150), panel.y_label, { size = text_size, fill = svg_page.grey, turned = true }) end
+    if panel.y_label then page:text(margin + 8, y + math.min(panel.rows * (height + gap), 150), "← " .. panel.y_label, { size = text_size, fill = svg_page.grey, turned = true }) end
     for row = 0, panel.rows - 1 do
       for c = first, math.min(panel.columns, first + band) - 1 do
         draw_cell(page, panel.cells[row * panel.columns + c + 1], left + (c - first) * (wide + gap), y, wide)

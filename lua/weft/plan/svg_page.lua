@@ -1,6 +1,6 @@
 --- A page of SVG: rectangles, lines, text, and the estimate of how wide text is.
 --
--- No fonts are brought along: whatever sans-serif the viewer has, about 0.55 em a character.
+-- No fonts are brought along: whatever sans-serif the viewer has, about 0.6 em a character.
 local svg_page = {}
 
 local Page = {}
@@ -21,7 +21,7 @@ local function number(x) return (("%.2f"):format(x):gsub("%.?0+$", "")) end
 
 local function characters(text) return select(2, text:gsub("[^\128-\191]", "")) end
 
-function svg_page.text_width(text, size) return characters(text) * size * 0.55 end
+function svg_page.text_width(text, size) return characters(text) * size * 0.6 end
 
 function Page:reach(y) self.height = math.max(self.height, y) end
 

@@ -1,0 +1,77 @@
+-- spec/commands/plan_spec.lua - weft plan at the prompt: checks, draws, prices, searches.
+local core = require "weft.core"
+local program = require "spec.support.program"
+
+local llama = "spec/fixtures/configs/meta-llama--Meta-Llama-3.1-8B_config.json"
+local demo = program.models .. "demo_llama"
+
+local function slurp(path)
+  local file = assert(io.open(path, "rb"))
+  local text = file:read "*a"
+  file:close()
+  os.remove(path)
+  return text
+end
+
+describe("weft plan", function()
+  it("names the rule that refuses a plan and the nearest legal ones, from a config file alone", function()
+    local code, out, err = program.run { "plan", "--model", llama, "-tp", "3" }
+    assert.same({ 2, "" }, { code, out })
+    assert.equal("weft: Total number of attention heads (32) must be divisible by tensor parallel size (3). "
+      .. "Nearest legal plans: -tp 4, -tp 2, -tp 4 -tpa 2\n", err)
+    code, out, err = program.run { "plan", "--model", llama, "-tp", "8", "-tpa", "3", "--json" }
+    local said = core.json.decode(out)
+    assert.same({ 2, false, "-tp 8 -tpa 4" }, { code, said.legal, said.nearest[1].flags })
+    assert.matches("8 % 3 ~= 0", (err:gsub("!=", "~=")), 1, true)
+  end)
+
+  it("prices a step, and shows the time that weft bench measured beside it", function()
+    local bench = os.tmpname()
+    local words = { "--model", demo, "-tp", "2", "-tpa", "1", "--batch", "2", "--context", "32" }
+    local function with(command, ...)
+      local list = { command, env = "WEFT_BENCH_FILE=" .. bench }
+      for _, word in ipairs(words) do list[#list + 1] = word end
+      for _, word in ipairs { ... } do list[#list + 1] = word end
+      return list
+    end
+    assert.is_nil(program.json(with("plan", "--json", "--machine", "cpu")).measured)
+    local ms = program.json(with("bench", "--steps", "2", "--json")).decode.ms
+    local said = program.json(with("plan", "--json", "--machine", "cpu"))
+    assert.near(ms, said.measured.ms, 1e-6)
+    assert.same({ "predicted", "cpu", 2, 32 }, { said.price.label, said.price.machine, said.price.batch, said.price.context })
+    local _, text = program.run(with("plan", "--machine", "cpu"))
+    assert.matches("not measured", text, 1, true)
+    assert.matches("by weft bench", text, 1, true)
+    assert.is_nil(program.json(with("plan", "--json", "--machine", "h200")).measured)
+    os.remove(bench)
+  end)
+
+  it("draws into a pipe without colour, and into an SVG file", function()
+    local path = os.tmpname()
+    local code, out = program.run { "plan", "--model", llama, "-tp", "8", "-tpa", "2", "--draw", "--svg", path }
+    assert.equal(0, code)
+    assert.matches("│ rank 7 ", out, 1, true)
+    assert.is_nil(out:find("\27", 1, true))
+    assert.matches("</svg>\n$", slurp(path))
+    local failed, _, err = program.run { "plan", "--model", llama, "--svg", "/nowhere/at/all.svg" }
+    assert.equal(1, failed)
+    assert.matches("cannot write the picture", err, 1, true)
+  end)
+
+  it("searches the legal plans for the front", function()
+    local path = os.tmpname()
+    local words = { "plan", "--model", llama, "--search", "--max-ranks", "8", "--context", "8192", "--svg", path, "--json" }
+    local said = program.json(words)
+    assert.is_true(said.num_plans > 20 and #said.front > 3)
+    assert.matches("the front of decoding plans", slurp(path), 1, true)
+    local code, text = program.run { "plan", "--model", llama, "--search", "--max-ranks", "8", "--context", "8192" }
+    assert.equal(0, code)
+    assert.matches("ranks  batch  plan", text, 1, true)
+  end)
+
+  it("refuses an unknown machine", function()
+    local code, _, err = program.run { "plan", "--model", llama, "--machine", "abacus" }
+    assert.equal(2, code)
+    assert.matches("--machine is one of h200, h100, gb200-nvl72, cpu, or FILE.lua; got 'abacus'", err, 1, true)
+  end)
+end)

@@ -1,0 +1,152 @@
+-- spec/plan/price_spec.lua - predicted times, machine profiles and the file of measured times.
+local config = require "weft.config"
+local machines = require "weft.machines"
+local measured = require "weft.plan.measured"
+local numbers = require "weft.plan_numbers"
+local policies = require "weft.policy"
+local price = require "weft.plan.price"
+
+local function load(name)
+  local cfg = config.load("spec/fixtures/configs/" .. name .. "_config.json")
+  cfg.compute_dtype = cfg.dtype or "bfloat16"
+  return cfg
+end
+
+local llama8, llama405, minimax = "meta-llama--Meta-Llama-3.1-8B", "meta-llama--Meta-Llama-3.1-405B", "MiniMaxAI--MiniMax-M2.5"
+
+local function priced(name, sizes, machine, batch, context)
+  local cfg = load(name)
+  local n = numbers.of(policies.from_options { policy = sizes }, cfg, { context = context, ranks = 1 })
+  return price.of(n, cfg, type(machine) == "table" and machine or machines.get(machine), batch), n
+end
+
+local function ms_of(p, name)
+  for _, part in ipairs(p.parts) do
+    if part.part == name then return part.ms end
+  end
+end
+
+-- A file with this text; removed by the caller.
+local function file_of(text, suffix)
+  local path = os.tmpname() .. (suffix or "")
+  local file = assert(io.open(path, "wb"))
+  file:write(text)
+  file:close()
+  return path
+end
+
+describe("the price of a step", function()
+  it("is within 15% of a PyTorch step measured on H200: Llama-3.1-8B, context 1024, batch 1, 8 and 32", function()
+    for batch, ms in pairs { [1] = 4.71, [8] = 5.03, [32] = 5.85 } do
+      local p = priced(llama8, { tensor = 1 }, "h200", batch, 1024)
+      assert.is_true(math.abs(p.ms / ms - 1) < 0.15, ("batch %d: %.2f"):format(batch, p.ms))
+    end
+  end)
+
+  it("is bytes over bandwidth where nothing else costs anything", function()
+    local free = { product = 0, attention = 0, experts = 0, kernel = 0, step = 0 }
+    local path = file_of("return { bandwidth = 1e12, latency = { product = 0, attention = 0, experts = 0, kernel = 0, step = 0 } }", ".lua")
+    local machine = machines.get(path)
+    os.remove(path)
+    assert.same(free, machine.latency)
+    local p, n = priced(llama8, { tensor = 1 }, machine, 1, 4096)
+    local embedding = n.parts[1].ranks[1].weight_bytes
+    local norms = (2 * 32 + 1) * 4096 * 2
+    local bytes = n.ranks[1].weight_bytes - embedding - norms + n.ranks[1].cache_bytes + 4096 * 2
+    assert.near(bytes / 1e12 * 1000, p.ms, 1e-6)
+    local sum = 0
+    for _, part in ipairs(p.parts) do sum = sum + part.ms end
+    assert.near(sum, p.ms, 1e-9)
+  end)
+
+  it("halves attention when two ranks share the sequence of one KV head, and pays the exchange", function()
+    local plain = priced(llama405, { tensor = 16 }, "gb200-nvl72", 8, 1000000)
+    local shared = priced(llama405, { tensor = 16, attention = { tensor = 8, exchange = "a2a" } }, "gb200-nvl72", 8, 1000000)
+    assert.near(0.5, ms_of(shared, "attention") / ms_of(plain, "attention"), 0.01)
+    assert.is_nil(ms_of(plain, "exchange"))
+    assert.is_true(ms_of(shared, "exchange") > 0 and shared.ms < plain.ms)
+  end)
+
+  it("reads more experts for more requests, up to all that a rank holds", function()
+    local times = {}
+    for i, batch in ipairs { 1, 8, 64, 1024 } do times[i] = ms_of(priced(minimax, { tensor = 8, experts = { expert = 8 } }, "h200", batch, 1024), "experts") end
+    for i = 2, #times do assert.is_true(times[i] > times[i - 1]) end
+    local _, n = priced(minimax, { tensor = 8, experts = { expert = 8 } }, "h200", 1, 1024)
+    for _, part in ipairs(n.parts) do
+      if part.type == "experts" then assert.is_true(times[4] < part.count * (part.ranks[1].weight_bytes / 4.31e12 * 1e3 + 0.1)) end
+    end
+  end)
+
+  it("counts memory: the largest batch fits and one more does not", function()
+    local p = priced(llama8, { tensor = 2, attention = { tensor = 1 } }, "h200", 1, 8192)
+    local most = p.memory.largest_batch
+    assert.is_true(priced(llama8, { tensor = 2, attention = { tensor = 1 } }, "h200", most, 8192).memory.fits)
+    assert.is_false(priced(llama8, { tensor = 2, attention = { tensor = 1 } }, "h200", most + 1, 8192).memory.fits)
+    assert.is_false(priced(llama405, { tensor = 1 }, "h200", 1, 1024).memory.fits)
+  end)
+
+  it("shares memory, bandwidth and arithmetic of a CPU among its ranks", function()
+    local one, two = priced(llama8, { tensor = 1 }, "cpu", 1, 128), priced(llama8, { tensor = 2 }, "cpu", 1, 128)
+    assert.near(1, ms_of(two, "mlp") / ms_of(one, "mlp"), 0.01)
+    assert.equal(one.memory.capacity_bytes / 2, two.memory.capacity_bytes)
+  end)
+end)
+
+describe("a machine", function()
+  it("is a shipped profile or a file whose numbers replace those of its base", function()
+    for _, name in ipairs(machines.names) do assert.equal(name, machines.get(name).name) end
+    local path = file_of("return { name = 'mine', base = 'h100', memory = 1e9, latency = { kernel = 5e-6 } }", ".lua")
+    local mine, base = machines.get(path), machines.get "h100"
+    os.remove(path)
+    assert.same({ "mine", 1e9, 5e-6, base.latency.product, base.bandwidth }, { mine.name, mine.memory, mine.latency.kernel, mine.latency.product, mine.bandwidth })
+  end)
+
+  it("is refused in one line when unknown, unreadable or out of numbers", function()
+    local function refused(name, text)
+      local ok, err = pcall(machines.get, name)
+      assert.is_false(ok)
+      assert.is_truthy(err.message:find(text, 1, true), err.message)
+    end
+    refused("abacus", "--machine is one of h200, h100, gb200-nvl72, cpu, or FILE.lua; got 'abacus'")
+    refused("/nowhere/at/all.lua", "cannot read the machine")
+    for text, message in pairs { ["return 1"] = "must return a table, got number", ["return { bandwidth = -1 }"] = "bandwidth is a positive number, got -1",
+      ["return { latency = { kernel = 'x' } }"] = "latency.kernel is a non-negative number, got x", ["return { flops = 3 }"] = "flops is a table, got number",
+      ["return { base = 'abacus' }"] = "base is one of", ["error 'no'"] = "failed" } do
+      local path = file_of(text, ".lua")
+      refused(path, message)
+      os.remove(path)
+    end
+  end)
+end)
+
+describe("the file of measured times", function()
+  local key = { model = "M", policy = "tensor=1", machine = "cpu", batch = 1, context = 128 }
+  local function entry(ms)
+    return { model = key.model, policy = key.policy, machine = key.machine, batch = key.batch, context = key.context, ms = ms }
+  end
+
+  it("gives the newest time of a key and nothing for another", function()
+    local path = file_of ""
+    assert(measured.append(entry(5), path))
+    assert(measured.append(entry(4), path))
+    assert.equal(4, measured.find(key, path).ms)
+    assert.is_nil(measured.find({ model = "M", policy = "tensor=2", machine = "cpu", batch = 1, context = 128 }, path))
+    os.remove(path)
+  end)
+
+  it("may be missing, garbled, or in a folder that is not there yet", function()
+    assert.is_nil(measured.find(key, "/nowhere/bench.jsonl"))
+    local path = file_of "{\n[1,2\n\0\255nothing\n{\"model\":\"M\"}\n7\n\n{\"ms\":\"soon\"}\n"
+    assert.is_nil(measured.find(key, path))
+    assert(measured.append(entry(3), path))
+    assert.equal(3, measured.find(key, path).ms)
+    os.remove(path)
+    local folder = os.tmpname() .. ".d"
+    assert(measured.append(entry(2), folder .. "/weft/bench.jsonl"))
+    assert.equal(2, measured.find(key, folder .. "/weft/bench.jsonl").ms)
+    os.execute("rm -r '" .. folder .. "'")
+    local ok, why = measured.append(entry(1), "/proc/nowhere/bench.jsonl")
+    assert.is_nil(ok)
+    assert.is_string(why)
+  end)
+end)

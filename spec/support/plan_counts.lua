@@ -1,0 +1,50 @@
+--- spec/support/plan_counts.lua: what ranks of a run hold and send, counted by the run itself.
+local core = require "weft.core"
+
+local plan_counts = {}
+
+local function sent(policy)
+  local bytes = 0
+  for _, group in ipairs(policy:groups()) do
+    bytes = bytes + core.groups.get(group.type, group.world_size):traffic().bytes_sent
+  end
+  return bytes
+end
+
+--- Runs on each rank: builds the model, decodes `batch` requests together, gives { weight_bytes, cache_bytes
+-- (of all pages), sent (in the last decode step) }.
+function plan_counts.rank_main(options, batch)
+  local runtime = require "weft.runtime"
+  local session = runtime.build(options)
+  local result = { weight_bytes = session.weight_bytes, cache_bytes = session.num_blocks * session.bytes_per_block,
+    block_tokens = session.block_tokens, num_blocks = session.num_blocks }
+  local function count(run)
+    local before = sent(session.policy)
+    run()
+    result.sent = sent(session.policy) - before
+  end
+  if core.rank().rank == 0 then
+    local engine = require("weft.engine").new(session, options)
+    for i = 1, batch do engine:submit { prompt_ids = { i, i + 1, i + 2 }, max_tokens = 4, ignore_eos = true } end
+    for _ = 1, 3 do count(function() engine:step() end) end
+    engine.record:build { kind = "stop" }
+    engine.record:publish()
+  else
+    while true do
+      local step = core.step_receive()
+      if step.kind == "stop" then break end
+      count(function() session:execute(step) end)
+    end
+  end
+  core.groups.close()
+  return result
+end
+
+--- The counts of every rank, in order.
+function plan_counts.run(options, batch)
+  local setup = require("weft.runtime").check(options)
+  return core.spawn { ranks = setup.num_ranks, fn = { module = "spec.support.plan_counts", ["function"] = "rank_main" },
+    args = { options, batch } }, setup
+end
+
+return plan_counts
