@@ -18,7 +18,7 @@ describe("weft plan", function()
     local code, out, err = program.run { "plan", "--model", llama, "-tp", "3" }
     assert.same({ 2, "" }, { code, out })
     assert.equal("weft: Total number of attention heads (32) must be divisible by tensor parallel size (3). "
-      .. "Nearest legal plans: -tp 4, -tp 2, -tp 4 -tpa 2\n", err)
+      .. "Nearest legal plans: -tp 4, -tp 4 -tpa 2, -tp 2\n", err)
     code, out, err = program.run { "plan", "--model", llama, "-tp", "8", "-tpa", "3", "--json" }
     local said = core.json.decode(out)
     assert.same({ 2, false, "-tp 8 -tpa 4" }, { code, said.legal, said.nearest[1].flags })

@@ -3,7 +3,7 @@ local config = require "weft.config"
 local core = require "weft.core"
 local front = require "weft.plan.front"
 local machines = require "weft.machines"
-local nearest = require "weft.plan.nearest"
+local nearest = require "weft.plan_nearest"
 local policies = require "weft.policy"
 local scatter = require "weft.plan.scatter"
 
@@ -66,21 +66,21 @@ end)
 describe("the plans near a refused one", function()
   local model = { name = "any", supports = all }
 
-  it("are legal, near ones first, and what is legal is its own nearest", function()
+  it("are legal, near ones first, and none for what is legal itself", function()
     for _, name in ipairs { "meta-llama--Meta-Llama-3.1-8B", "MiniMaxAI--MiniMax-M2.5" } do
       local cfg = load(name)
       for _, wanted in ipairs { { 3, 3, 1, 1 }, { 16, 3, 5, 1 }, { 48, 48, 1, 7 }, { 1024, 1, 1024, 1 } } do
-        local list = nearest.find(cfg, model, { tensor = wanted[1], attention = wanted[2], context = wanted[3], expert = wanted[4] })
+        local list = nearest.list({ tensor_parallel_size = wanted[1], tensor_parallel_size_attention = wanted[2],
+          decode_context_parallel_size = wanted[3], expert_parallel_size = wanted[4] }, cfg, model, 3)
         assert.equal(3, #list)
         for i, plan in ipairs(list) do
-          local policy = policies.from_options { tensor_parallel_size = plan.tensor, tensor_parallel_size_attention = plan.attention,
-            decode_context_parallel_size = plan.context, expert_parallel_size = plan.expert }
+          local policy = policies.from_options { tensor_parallel_size = plan.tp, tensor_parallel_size_attention = plan.tpa,
+            decode_context_parallel_size = plan.dcp, expert_parallel_size = plan.ep }
           assert(policies.validate(policy, cfg, model))
           assert.is_true(i == 1 or plan.distance >= list[i - 1].distance)
         end
       end
-      local legal = nearest.find(cfg, model, { tensor = 8, attention = 4, context = 2, expert = 1 })[1]
-      assert.same({ 0, "-tp 8 -tpa 4" }, { legal.distance, legal.flags })
+      assert.same({}, nearest.list({ tensor_parallel_size = 8, tensor_parallel_size_attention = 4 }, cfg, model, 3)) -- legal itself
     end
   end)
 end)
