@@ -37,6 +37,8 @@ __attribute__((visibility("default"))) int luaopen_weft_core(lua_State *L)
         weft_open_plan,
         weft_open_group,
         weft_open_spawn,
+        weft_open_evaluate,
+        weft_open_line_editor,
         weft_open_json,
         weft_open_checkpoint,
         weft_open_safetensors,

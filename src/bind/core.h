@@ -10,6 +10,8 @@ void weft_open_tensor(lua_State *L);    /* lua_tensor.c */
 void weft_open_plan(lua_State *L);      /* lua_plan.c: axis, plan, layer_parallel, parallel_config, rank_grid, layout */
 void weft_open_group(lua_State *L);     /* lua_group.c: groups, rank, world */
 void weft_open_spawn(lua_State *L);     /* lua_spawn.c: rank threads and plain values between states */
+void weft_open_evaluate(lua_State *L);  /* lua_evaluate.c: work that may fail on any rank, for a prompt */
+void weft_open_line_editor(lua_State *L); /* lua_line_editor.c: lines typed at a terminal */
 void weft_open_json(lua_State *L);      /* lua_json.c */
 void weft_open_checkpoint(lua_State *L); /* lua_checkpoint.c: safetensors, sources of weights */
 void weft_open_safetensors(lua_State *L); /* lua_safetensors.c: tensors into a file */

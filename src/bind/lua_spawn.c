@@ -1,7 +1,7 @@
 /* bind/lua_spawn.c - core.spawn: ranks as threads, each with its own Lua state.
  *
  *   core.spawn(n, fn, ...)      core.spawn{ranks =, fn =, args = {...}, timeout =, total_threads =,
- *                                           fault =, verbose =, on_interrupt = "abort" | "flag"}
+ *                                           fault =, verbose =, on_interrupt = "abort" | "flag" | "evaluate"}
  *
  * fn is a Lua function (it crosses as bytecode; see value.h for its upvalues) or
  * {module =, ["function"] =}. Every rank calls fn(...); the first result of each comes back in a
@@ -12,7 +12,8 @@
  * descriptor: no handler and no global are needed, and a spawn inside a rank leaves it to the
  * outermost. "abort": the first Ctrl-C ends the ranks (code "interrupted"), the second one kills.
  * "flag": it sets what core.interrupted() reads; if nobody has read it by the next one, that one
- * aborts, and the third kills. */
+ * aborts, and the third kills. "evaluate": it ends the core.evaluate that is on, on all ranks, which go
+ * on; when they have not come back by the next one, the third kills; between evaluations nothing. */
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -31,8 +32,11 @@
 
 typedef struct options {
     weft_world_options world;
-    int verbose, flag_mode;
+    int verbose, interrupt; /* index in interrupt_modes */
 } options;
+
+enum { ON_ABORT, ON_FLAG, ON_EVALUATE };
+static const char *const interrupt_modes[] = {"abort", "flag", "evaluate"};
 
 /* ---- the spawn's own memory ---- */
 
@@ -96,7 +100,7 @@ static weft_spawn **push_spawn(lua_State *L, weft_packed *job, const options *op
 typedef struct supervisor {
     weft_spawn *spawn;
     weft_world *outer; /* of the rank that spawns, or NULL */
-    int flag_mode;
+    int interrupt;
     double timeout;
     int signal_fd; /* -1: SIGINT is not ours */
     int armed;     /* the next Ctrl-C kills */
@@ -132,9 +136,19 @@ static void arm_default(supervisor *s)
     pthread_sigmask(SIG_UNBLOCK, &only_int, NULL);
 }
 
+static void disarm(supervisor *s)
+{
+    sigset_t only_int;
+    sigemptyset(&only_int);
+    sigaddset(&only_int, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &only_int, NULL);
+    sigaction(SIGINT, &s->old_action, NULL);
+    s->armed = 0;
+}
+
 static void give_sigint_back(supervisor *s)
 {
-    if (s->armed) sigaction(SIGINT, &s->old_action, NULL);
+    if (s->armed) disarm(s);
     if (s->signal_fd >= 0) close(s->signal_fd);
     pthread_sigmask(SIG_SETMASK, &s->old_mask, NULL);
 }
@@ -143,7 +157,11 @@ static void on_sigint(supervisor *s)
 {
     struct signalfd_siginfo details;
     if (read(s->signal_fd, &details, sizeof details) != sizeof details) return;
-    if (s->flag_mode && atomic_exchange(&s->spawn->interrupts, 1) == 0) return;
+    if (s->interrupt == ON_EVALUATE) {
+        if (weft_world_interrupt_evaluation(s->spawn->world) == 2) arm_default(s);
+        return;
+    }
+    if (s->interrupt == ON_FLAG && atomic_exchange(&s->spawn->interrupts, 1) == 0) return;
     weft_world_interrupt(s->spawn->world);
     arm_default(s);
 }
@@ -177,7 +195,9 @@ static int supervise(supervisor *s, int running)
         if (s->signal_fd >= 0 && (fds[1].revents & POLLIN)) on_sigint(s);
         if (s->outer != NULL && weft_world_check(s->outer) != WEFT_OK)
             weft_world_abort(spawn->world, 0, WEFT_ABORTED, weft_error_message());
-        if (aborted_at == 0 && weft_world_check(spawn->world) != WEFT_OK) aborted_at = now();
+        if (weft_world_check(spawn->world) == WEFT_OK) aborted_at = 0; /* or taken back: core.evaluate */
+        else if (aborted_at == 0) aborted_at = now();
+        if (s->armed && s->interrupt == ON_EVALUATE && aborted_at == 0) disarm(s);
         if (aborted_at != 0 && now() - aborted_at > s->timeout) break;
     }
     int lost = 0;
@@ -295,8 +315,8 @@ static options check_options(lua_State *L)
     o.world.fault = weft_field_string_or(L, 1, "fault", o.world.fault);
     o.verbose = weft_field_bool_or(L, 1, "verbose", 0);
     const char *mode = weft_field_string_or(L, 1, "on_interrupt", "abort");
-    o.flag_mode = strcmp(mode, "flag") == 0;
-    if (!o.flag_mode && strcmp(mode, "abort") != 0) luaL_error(L, "spawn: on_interrupt must be abort or flag, got '%s'", mode);
+    while (o.interrupt <= ON_EVALUATE && strcmp(mode, interrupt_modes[o.interrupt]) != 0) o.interrupt++;
+    if (o.interrupt > ON_EVALUATE) luaL_error(L, "spawn: on_interrupt must be abort, flag or evaluate, got '%s'", mode);
     return o;
 }
 
@@ -369,7 +389,7 @@ static int l_spawn(lua_State *L)
 {
     options o;
     weft_spawn **slot = prepare(L, &o), *spawn = *slot, *outer = weft_lua_spawn(L);
-    supervisor s = {.spawn = spawn, .outer = outer != NULL ? outer->world : NULL, .flag_mode = o.flag_mode};
+    supervisor s = {.spawn = spawn, .outer = outer != NULL ? outer->world : NULL, .interrupt = o.interrupt};
     s.timeout = o.world.timeout_seconds > 0 ? o.world.timeout_seconds : 300;
     take_sigint(&s);
     int running = start_ranks(spawn, 0);

@@ -3,6 +3,7 @@
  * Ranks are threads that `weft.spawn` starts; the main thread supervises them (lua_spawn.c). */
 #include <lauxlib.h>
 #include <limits.h>
+#include <locale.h>
 #include <lua.h>
 #include <lualib.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@ static int traceback(lua_State *L)
 
 int main(int argc, char **argv)
 {
+    setlocale(LC_CTYPE, ""); /* letters typed at the prompt; before there are threads */
     lua_State *L = weft_state_open();
     if (L == NULL) {
         fputs("weft: no memory for a Lua state\n", stderr);

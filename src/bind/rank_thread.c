@@ -37,6 +37,11 @@ static void watch_abort(lua_State *L, lua_Debug *activation)
     weft_raise_if(L, status);
 }
 
+void weft_rank_thread_watch(lua_State *L)
+{
+    lua_sethook(L, watch_abort, LUA_MASKCOUNT, HOOK_INSTRUCTIONS);
+}
+
 /* Ranks other than 0 have no standard output: "[rank 2] ..." on standard error, or nothing. */
 static int l_print(lua_State *L)
 {
@@ -157,7 +162,7 @@ static int run(lua_State *L)
     cursor = push_function(L, spawn, cursor);
     luaL_checkstack(L, spawn->num_args + 4, "arguments");
     for (int i = 0; i < spawn->num_args; i++) cursor = weft_unpack(L, cursor);
-    lua_sethook(L, watch_abort, LUA_MASKCOUNT, HOOK_INSTRUCTIONS);
+    weft_rank_thread_watch(L);
     int failed = lua_pcall(L, spawn->num_args, 1, 1);
     lua_sethook(L, NULL, 0, 0);
     if (failed) return lua_error(L);
@@ -167,11 +172,31 @@ static int run(lua_State *L)
     return 0;
 }
 
-static weft_status status_of(const char *name)
+weft_status weft_status_of(const char *name)
 {
     for (int code = WEFT_INVALID; code <= WEFT_INTERNAL; code++)
         if (strcmp(weft_status_name((weft_status)code), name) == 0) return (weft_status)code;
     return WEFT_ABORTED; /* the script's own errors */
+}
+
+const char *weft_push_error_text(lua_State *L, int index, weft_status *code)
+{
+    const char *message = NULL;
+    *code = WEFT_ABORTED;
+    if (lua_istable(L, index)) {
+        lua_getfield(L, index, "code");
+        if (lua_isstring(L, -1)) *code = weft_status_of(lua_tostring(L, -1));
+        lua_pop(L, 1);
+        lua_getfield(L, index, "message");
+        if (lua_isstring(L, -1)) return lua_tostring(L, -1);
+        lua_pop(L, 1);
+    } else if (lua_isstring(L, index)) {
+        lua_pushvalue(L, index);
+        return lua_tostring(L, -1);
+    }
+    if (luaL_callmeta(L, index, "__tostring")) message = lua_tostring(L, -1);
+    if (message != NULL) return message;
+    return lua_pushfstring(L, "the error is a %s without a message", luaL_typename(L, index));
 }
 
 /* The error is argument 2: tells the world, and keeps the whole table for the caller. */
@@ -179,18 +204,9 @@ static int report(lua_State *L)
 {
     weft_rank_thread *thread = lua_touserdata(L, 1);
     lua_settop(L, 2);
-    const char *message = NULL, *code = NULL;
-    if (lua_istable(L, 2)) {
-        lua_getfield(L, 2, "message");
-        lua_getfield(L, 2, "code");
-        message = lua_isstring(L, 3) ? lua_tostring(L, 3) : NULL;
-        code = lua_isstring(L, 4) ? lua_tostring(L, 4) : NULL;
-    } else if (lua_isstring(L, 2)) {
-        message = lua_tostring(L, 2);
-    }
-    if (message == NULL && luaL_callmeta(L, 2, "__tostring") && lua_isstring(L, -1)) message = lua_tostring(L, -1);
-    if (message == NULL) message = lua_pushfstring(L, "the error is a %s without a message", luaL_typename(L, 2));
-    weft_world_abort(thread->spawn->world, thread->rank, code != NULL ? status_of(code) : WEFT_ABORTED, message);
+    weft_status code;
+    const char *message = weft_push_error_text(L, 2, &code);
+    weft_world_abort(thread->spawn->world, thread->rank, code, message);
     if (lua_istable(L, 2)) {
         weft_packed *packed = weft_packed_new(L);
         weft_pack(L, packed, 2, "the error");
@@ -214,6 +230,7 @@ static void run_state(weft_rank_thread *thread)
         if (lua_pcall(L, 2, 0, 0) != 0) /* an error that does not cross, or no memory: its text must do */
             weft_world_abort(thread->spawn->world, thread->rank, WEFT_ABORTED,
                              lua_isstring(L, -1) ? lua_tostring(L, -1) : "an error without a message");
+        weft_world_leave(thread->spawn->world);
     }
     lua_close(L);
 }

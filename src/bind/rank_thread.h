@@ -31,6 +31,12 @@ typedef struct weft_spawn {
 } weft_spawn;
 
 void *weft_rank_thread_main(void *rank_thread);
+/* Sets the hook that watches the abort flag; only in the state of a rank's thread. */
+void weft_rank_thread_watch(lua_State *L);
+/* The status that an error's code names. */
+weft_status weft_status_of(const char *name);
+/* Pushes the text of the error at index. */
+const char *weft_push_error_text(lua_State *L, int index, weft_status *code);
 /* The spawn that this state is a rank of, or NULL. */
 weft_spawn *weft_lua_spawn(lua_State *L);
 void weft_open_rank(lua_State *L); /* core.rank, publish, receive, abort, interrupted, ... */

@@ -45,6 +45,7 @@ weft_status weft__group_create(weft_group **out, weft_rank *rank, weft_group_typ
     group->owner = rank;
     group->world = WEFT_RETAIN(rank->world);
     group->type = type;
+    group->life = atomic_load(&rank->world->life);
     group->size = size;
     group->rank = place;
     group->sources = calloc((size_t)size, sizeof *group->sources);
@@ -81,8 +82,21 @@ weft_rank *weft_group_owner(const weft_group *group) { return group->owner; }
 const char *weft_group_name(const weft_group *group) { return group->name; }
 weft_group_traffic weft_group_get_traffic(const weft_group *group) { return group->traffic; }
 
+/* Behind a failure that all ranks have settled, members count their collectives from 0 again. */
+static void join_life(weft_group *group)
+{
+    unsigned life = atomic_load_explicit(&group->world->life, memory_order_acquire);
+    if (group->life == life) return;
+    group->life = life;
+    group->sequence = 0;
+    free(group->death);
+    group->death = NULL;
+}
+
 weft_status weft__group_usable(weft_group *group)
 {
+    join_life(group);
+    if (group->size > 1) WEFT_TRY(weft__check_company(group->owner, group->name));
     if (group->death != NULL) return weft_fail(WEFT_CLOSED, "group %s died: %s", group->name, group->death);
     if (group->closed) return weft_fail(WEFT_CLOSED, "group %s is closed", group->name);
     return WEFT_OK;
@@ -157,6 +171,8 @@ weft_status weft_group_barrier(weft_group *group)
 weft_status weft_group_close(weft_group *group)
 {
     if (group->closed) return WEFT_OK;
+    join_life(group);
+    if (group->size > 1) WEFT_TRY(weft__check_company(group->owner, group->name));
     weft_status status = WEFT_OK;
     if (group->size > 1 && group->death == NULL) {
         status = begin(group, &(weft__call){.op = WEFT__OP_CLOSE}, NULL, 0, NULL, 0);

@@ -43,6 +43,13 @@ weft_status weft_rank_only_group(weft_rank *rank, weft_group_type type, weft_gro
 /* Collective: closes every registered group, in the order they were added, and forgets them. */
 weft_status weft_rank_close_groups(weft_rank *rank);
 
+/* The registered groups as a whole, so that others can take their place and they theirs again. */
+typedef struct weft_group_list weft_group_list;
+weft_group_list *weft_rank_take_groups(weft_rank *rank);             /* leaves none registered; may be NULL */
+void weft_rank_put_groups(weft_rank *rank, weft_group_list *groups); /* takes them over; forgets those of now */
+weft_status weft_group_list_close(weft_group_list *groups);          /* collective; frees the list */
+void weft_group_list_free(weft_group_list *groups);                  /* only lets go */
+
 weft_status weft_group_barrier(weft_group *group);
 weft_status weft_group_all_reduce(weft_group *group, const void *in, void *out, int64_t count, weft_dtype dtype, weft_reduce op);
 /* out: size * count, in list order */

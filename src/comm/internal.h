@@ -123,6 +123,13 @@ struct weft_world {
     weft__gate pending;   /* ranks that have not taken the last one */
     void *record;
     size_t record_bytes, record_capacity;
+
+    /* evaluations (settle.c); under the lock, but for the atomics */
+    weft__gate settled; /* number of evaluations that all ranks have left */
+    int evaluating, arrived;
+    atomic_int left;    /* ranks that ended behind a failure */
+    atomic_uint life;   /* grows when a failure was taken back: groups count anew */
+    weft_outcome outcome;
 };
 
 struct weft_group {
@@ -136,6 +143,7 @@ struct weft_group {
     weft__shared *shared; /* NULL: a group of one, or closed */
     const void **sources; /* [size], scratch of a collective */
     uint64_t sequence;
+    unsigned life; /* the world's when the sequence began */
     int closed;
     char *death; /* why it is unusable, or NULL */
     void *scratch; /* contiguous copy of a strided input */
@@ -193,5 +201,10 @@ weft_status weft__group_usable(weft_group *group);
 void weft__group_die(weft_group *group);
 /* ---- registry.c ---- */
 void weft__forget_groups(weft_rank *rank);
+/* ---- world.c ---- */
+int weft__abort_locked(weft_world *world, int rank, weft_status code, const char *message); /* whether it was the first */
+/* ---- settle.c ---- */
+/* Refuses what would wait for other ranks while they do not take part. */
+weft_status weft__check_company(const weft_rank *rank, const char *what);
 /* ---- fault.c ---- */
 weft_status weft__fault_parse(weft__fault *out, const char *text, int world_size);

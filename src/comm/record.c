@@ -50,6 +50,7 @@ weft_status weft_world_publish(weft_rank *rank, const void *record, size_t bytes
 {
     weft_world *world = rank->world;
     if (rank->rank != 0) return weft_fail(WEFT_INVALID, "only rank 0 publishes, this is rank %d", rank->rank);
+    if (rank->world_size > 1) WEFT_TRY(weft__check_company(rank, "a step record"));
     uint32_t number = atomic_load_explicit(&world->published.word, memory_order_relaxed) + 1;
     note(rank, WEFT__OP_PUBLISH, number);
     WEFT_TRY(weft_world_check(world));
@@ -71,6 +72,7 @@ weft_status weft_world_receive(weft_rank *rank, const void **record, size_t *byt
 {
     weft_world *world = rank->world;
     if (rank->rank == 0) return weft_fail(WEFT_INVALID, "rank 0 publishes; it does not receive");
+    WEFT_TRY(weft__check_company(rank, "a step record"));
     weft__presence *me = &world->presence[rank->rank];
     uint32_t seen = atomic_load_explicit(&me->received, memory_order_relaxed);
     note(rank, WEFT__OP_RECEIVE, seen + 1);

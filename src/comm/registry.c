@@ -113,9 +113,8 @@ weft_status weft_rank_only_group(weft_rank *rank, weft_group_type type, weft_gro
     return weft_rank_group(rank, type, size, out);
 }
 
-weft_status weft_rank_close_groups(weft_rank *rank)
+weft_status weft_group_list_close(weft_group_list *list)
 {
-    struct weft_group_list *list = rank->groups;
     weft_status first = WEFT_OK;
     char text[WEFT__MESSAGE_BYTES];
     for (int i = 0; list != NULL && i < list->count; i++) {
@@ -125,16 +124,37 @@ weft_status weft_rank_close_groups(weft_rank *rank)
             snprintf(text, sizeof text, "%s", weft_error_message());
         }
     }
-    weft__forget_groups(rank);
+    weft_group_list_free(list);
     return first == WEFT_OK ? WEFT_OK : weft_fail(first, "%s", text);
 }
 
-void weft__forget_groups(weft_rank *rank)
+void weft_group_list_free(weft_group_list *list)
 {
-    struct weft_group_list *list = rank->groups;
-    rank->groups = NULL;
     if (list == NULL) return;
     for (int i = 0; i < list->count; i++) weft_group_release(list->groups[i]);
     free(list->groups);
     free(list);
+}
+
+weft_group_list *weft_rank_take_groups(weft_rank *rank)
+{
+    weft_group_list *list = rank->groups;
+    rank->groups = NULL;
+    return list;
+}
+
+void weft_rank_put_groups(weft_rank *rank, weft_group_list *groups)
+{
+    weft_group_list_free(weft_rank_take_groups(rank));
+    rank->groups = groups;
+}
+
+weft_status weft_rank_close_groups(weft_rank *rank)
+{
+    return weft_group_list_close(weft_rank_take_groups(rank));
+}
+
+void weft__forget_groups(weft_rank *rank)
+{
+    weft_group_list_free(weft_rank_take_groups(rank));
 }

@@ -72,19 +72,24 @@ int weft_world_size(const weft_world *world)
     return world->world_size;
 }
 
+int weft__abort_locked(weft_world *world, int rank, weft_status code, const char *message)
+{
+    if (atomic_load(&world->aborted.word) != 0) return 0;
+    world->failed_rank = rank;
+    world->failed_code = code;
+    snprintf(world->failure, sizeof world->failure, "%s", message);
+    atomic_store(&world->aborted.word, 1);
+    weft__wake(&world->aborted);
+    weft__wake(&world->published);
+    weft__wake(&world->pending);
+    for (weft__shared *s = world->shared; s != NULL; s = s->next) weft__wake(&s->gate);
+    return 1;
+}
+
 void weft_world_abort(weft_world *world, int rank, weft_status code, const char *message)
 {
     pthread_mutex_lock(&world->lock);
-    if (atomic_load(&world->aborted.word) == 0) {
-        world->failed_rank = rank;
-        world->failed_code = code;
-        snprintf(world->failure, sizeof world->failure, "%s", message);
-        atomic_store(&world->aborted.word, 1);
-        weft__wake(&world->aborted);
-        weft__wake(&world->published);
-        weft__wake(&world->pending);
-        for (weft__shared *s = world->shared; s != NULL; s = s->next) weft__wake(&s->gate);
-    }
+    weft__abort_locked(world, rank, code, message);
     pthread_mutex_unlock(&world->lock);
 }
 
@@ -96,8 +101,12 @@ void weft_world_interrupt(weft_world *world)
 weft_status weft_world_check(weft_world *world)
 {
     if (atomic_load_explicit(&world->aborted.word, memory_order_acquire) == 0) return WEFT_OK;
-    if (world->failed_code == WEFT_INTERRUPTED) return weft_fail(WEFT_INTERRUPTED, "%s", world->failure);
-    return weft_fail(WEFT_ABORTED, "rank %d: %s", world->failed_rank, world->failure);
+    pthread_mutex_lock(&world->lock); /* an abort may just be taken back */
+    weft_status status = WEFT_OK;
+    if (world->failed_rank >= 0 && world->failed_code == WEFT_INTERRUPTED) status = weft_fail(WEFT_INTERRUPTED, "%s", world->failure);
+    else if (world->failed_rank >= 0) status = weft_fail(WEFT_ABORTED, "rank %d: %s", world->failed_rank, world->failure);
+    pthread_mutex_unlock(&world->lock);
+    return status;
 }
 
 int weft_world_failure(weft_world *world, weft_status *code, const char **message)

@@ -39,6 +39,26 @@ weft_status weft_world_check(weft_world *world);
 /* The first failure; returns its rank, or -1 when there was none. */
 int weft_world_failure(weft_world *world, weft_status *code, const char **message);
 
+/* ---- evaluations: failures that the world survives, for a prompt over all ranks ----
+ *
+ * Rank 0 begins one; every rank runs its part and then settles. A rank whose part failed calls
+ * weft_world_abort first, so that the others leave their waits. When all have come, the abort is
+ * taken back, groups count anew, and each rank has the same outcome. */
+typedef struct weft_outcome {
+    int rank; /* the first that failed; -1: none did */
+    weft_status code;
+    char message[2048];
+} weft_outcome;
+
+void weft_world_begin_evaluation(weft_world *world);
+/* Ctrl-C: 0 when no evaluation is on, 1 when this call interrupted it, 2 when it had failed already. */
+int weft_world_interrupt_evaluation(weft_world *world);
+/* Collective over all ranks, wherever they failed. Fails when a rank has ended or, behind a failure,
+ * does not come within the world's timeout: then the world is lost. */
+weft_status weft_world_settle(weft_rank *rank, weft_outcome *out);
+/* A rank's thread ends behind a failure: nobody can settle any more. */
+void weft_world_leave(weft_world *world);
+
 /* What one rank owns. Made on the rank's own thread. */
 struct weft_rank {
     weft_object object;
@@ -50,6 +70,7 @@ struct weft_rank {
     uint64_t step;       /* number of steps begun: for messages and faults */
     weft_group *everyone; /* all ranks, in order */
     struct weft_group_list *groups; /* found by (type, world_size) */
+    int alone; /* it evaluates something that the others do not: collectives are refused */
     void *record; /* the step record last received */
     size_t record_capacity;
 };
