@@ -61,11 +61,31 @@ function Engine.new(session, options)
     pool = core.block_pool { num_blocks = session.num_blocks, block_tokens = session.block_tokens },
     num_blocks = session.num_blocks, window = session.window,
     -- Pages behind a window are given away, so that prefixes do not stay whole.
+    wants_prefix_reuse = options.prefix_reuse ~= false,
     prefix_reuse = options.prefix_reuse ~= false and not session.window,
     record = core.step(), waiting = {}, running = {}, submitted = 0, preemptions = 0,
     timing = { prefill_s = 0, prefill_tokens = 0, decode_s = 0, decode_tokens = 0, steps = 0 },
     log = session.log,
   }, Engine)
+end
+
+--- The session has another cache: what was in the old one is computed again from the tokens.
+function Engine:rebind()
+  local session = self.session
+  for i = #self.running, 1, -1 do
+    local request = table.remove(self.running, i)
+    request.blocks, request.behind, request.computed, request.state = {}, 0, 0, "waiting"
+    table.insert(self.waiting, 1, request)
+  end
+  self.block_tokens, self.num_blocks, self.window = session.block_tokens, session.num_blocks, session.window
+  self.pool = core.block_pool { num_blocks = session.num_blocks, block_tokens = session.block_tokens }
+  self.prefix_reuse = self.wants_prefix_reuse and not session.window
+end
+
+--- After a failure at the prompt: what was running is cancelled, what waits stays.
+function Engine:recover()
+  for _, request in ipairs(self.running) do request:cancel() end
+  self.prefix_reuse = self.wants_prefix_reuse and not self.window
 end
 
 --- Adds a request (see request.lua for params); returns its handle: .output_ids, .text,

@@ -96,6 +96,10 @@ local commands = {
     usage = "weft plan [SCRIPT.lua] --model DIR|config.json [plan] [--machine M --batch N --context N] [--draw] [--svg FILE]\n"
       .. "  weft plan [SCRIPT.lua] --model DIR|config.json --search [--max-ranks N] [--machine M --batch N --context N] [--svg FILE]",
     about = "Says who holds what under a plan, what moves, and what a step should cost; starts no ranks." },
+  repl = { groups = { { { "-i", "--interactive", key = "interactive", kind = "bool", help = "a prompt also where standard input is no terminal" } },
+      model_flags, plan_flags, { sampling_flags[7] } }, script = true,
+    usage = "weft repl [SCRIPT.lua] [--model DIR] [plan]",
+    about = "A prompt over all ranks: look at layers, change the plan, run." },
   lua = { groups = {}, raw = true, usage = "weft lua FILE.lua [args]", about = "Runs a plain script with `weft` at hand." },
   tokenize = { groups = { { prompt_flags[1], prompt_flags[3],
       { "--decode", key = "decode", kind = "string", meta = "5,6,7", help = "ids to text" },
@@ -104,7 +108,7 @@ local commands = {
     about = "Text to token ids and back; needs only tokenizer.json." },
 }
 flags.commands = commands
-flags.order = { "run", "chat", "logits", "bench", "verify", "plan", "lua", "tokenize" }
+flags.order = { "run", "chat", "logits", "bench", "verify", "plan", "repl", "lua", "tokenize" }
 
 -- Known to exist elsewhere in the field, and not run by weft yet: refused by name.
 local refused = {}

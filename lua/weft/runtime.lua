@@ -5,6 +5,7 @@ local config = require "weft.config"
 local models = require "weft.models"
 local policies = require "weft.policy"
 local Weights = require "weft.weights"
+local Parts = require "weft.parts"
 
 local runtime = {}
 
@@ -90,6 +91,7 @@ end
 
 local Session = {}
 Session.__index = Session
+runtime.Session = Session -- its other methods: live.lua
 
 --- One forward pass on this rank: ids drawn (rows that need no filters) and, when the record asks,
 -- all logits (float32 [rows, vocab]).
@@ -169,28 +171,49 @@ local function widest_window(attentions)
   return widest > 0 and widest or nil
 end
 
--- Runs the model script's build; gives each attention its pages and counts the bytes.
-local function build_model(session, model, weights, options)
-  local attentions, nn = {}, require "weft.nn"
+-- Runs the model script's build, listening to every layer it makes.
+local function build_layers(session, model, weights)
+  local attentions, nn, parts = {}, require "weft.nn", Parts.new(session.cfg)
   session.weight_bytes = 0
   nn.on_layer = function(kind, layer)
+    parts:add(kind, layer, weights.options.last_tensor)
     if kind == "attention" then
       attentions[#attentions + 1] = layer
     elseif not (kind == "lm_head" and layer.tied) then
       session.weight_bytes = session.weight_bytes + layer.weight_bytes
     end
   end
-  session.model = model.build(session.cfg, weights, { get = function(_, ...) return core.layer_parallel.get(...) end })
+  local policy = { get = function(_, ...) return core.layer_parallel.get(...) end }
+  local make = model.build
+  if session.reuse then make = function(...) return session.reuse:build(nn, weights, model.build, ...) end end
+  local ok, built = pcall(make, session.cfg, weights, policy)
   nn.on_layer = function() end
-  if type(session.model) ~= "table" or type(session.model.forward) ~= "function" or not session.model.lm_head then
+  if not ok then error(built, 0) end
+  if type(built) ~= "table" or type(built.forward) ~= "function" or not built.lm_head then
     error(("build of model '%s' must return a table with forward(step) and lm_head"):format(session.name), 0)
   end
-  session.attentions = attentions
-  session.window = widest_window(attentions)
+  session.model, session.attentions = built, attentions
+  session.layers, session.parts = parts.layers, parts.others
+end
+
+-- Gives each attention its pages.
+local function bind_pages(session, options)
+  local had = session.num_blocks
+  session.window = widest_window(session.attentions)
   session.block_tokens = session.policy.block_size * session.policy.context_lcm
-  session.num_blocks, session.bytes_per_block = cache_blocks(session, options, attentions)
-  for _, attention in ipairs(attentions) do attention:bind_cache(session.num_blocks, session.block_tokens) end
+  session.num_blocks, session.bytes_per_block = cache_blocks(session, options, session.attentions)
+  for _, attention in ipairs(session.attentions) do
+    local keeps = had == session.num_blocks and attention.num_blocks == had -- of a layer that is used again
+    if not keeps then attention:bind_cache(session.num_blocks, session.block_tokens) end
+  end
   session.kv_bytes_per_rank = on_all_ranks(session.everyone, session.num_blocks * session.bytes_per_block)
+end
+
+--- This rank's model from a script's table: layers, pages, sampler, into the session. Collective.
+function runtime.build_model(session, model, options)
+  build_layers(session, model, open_weights(options, session.rank, session.cfg))
+  bind_pages(session, options)
+  session.sampler = core.sampler.new(session.model.lm_head)
 end
 
 -- A model may come without a tokenizer; a broken one is no reason to run without.
@@ -215,8 +238,8 @@ function runtime.build(options)
     everyone = core.groups.everyone(), log = logger(options, rank),
   }, Session)
   compare_scripts(session.everyone, rank, text)
-  build_model(session, model, open_weights(options, rank, cfg), options)
-  session.sampler = core.sampler.new(session.model.lm_head)
+  session.script, session.reuse = model, options.reuse
+  runtime.build_model(session, model, options)
   if rank.rank == 0 then session.tokenizer = load_tokenizer(options.model) end
   session.load_ms = (core.now() - began) * 1000
   session.log("%s on %d rank%s of %d thread%s (%s): %.1f MB of weights on rank 0 in %.0f ms, %.2f GB/s", name, rank.world_size,

@@ -45,6 +45,7 @@ end
 --- The source of a tensor of this global shape. Raises when it is missing.
 function Weights:source(name, shape, dtype)
   local full = self:name(name)
+  self.options.last_tensor = full -- names the layer that asked (parts.lua)
   if self.options.on_tensor then self.options.on_tensor(full) end
   return self.checkpoint:source(full, { shape = shape, dtype = dtype or self.options.dummy_dtype })
 end

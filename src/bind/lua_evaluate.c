@@ -9,6 +9,7 @@
  *                             evaluation ends or core.alone(false)
  *   core.commit(fn)           all ranks meet, then each calls fn, which no abort or Ctrl-C
  *                             interrupts: either every rank comes to call it or none does
+ *   core.attempt(fn, undo)    calls fn; when it fails, undo() first, which no abort interrupts
  *   core.take_groups()        -> the registered groups as a whole, leaving none: :restore() puts them
  *                             back (and lets go of what is registered by then), :close() is collective
  */
@@ -90,6 +91,22 @@ static int l_commit(lua_State *L)
     return lua_gettop(L);
 }
 
+static int l_attempt(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    lua_settop(L, 2);
+    lua_pushvalue(L, 1);
+    if (lua_pcall(L, 0, LUA_MULTRET, 0) == 0) return lua_gettop(L) - 2;
+    lua_Hook hook = lua_gethook(L);
+    int mask = lua_gethookmask(L), count = lua_gethookcount(L);
+    lua_sethook(L, NULL, 0, 0);
+    lua_pushvalue(L, 2);
+    if (lua_pcall(L, 0, 0, 0) != 0) lua_replace(L, -2); /* worse than what came before it */
+    lua_sethook(L, hook, mask, count);
+    return lua_error(L);
+}
+
 /* ---- the groups as a whole ---- */
 
 typedef struct {
@@ -142,7 +159,7 @@ static int l_take_groups(lua_State *L)
 void weft_open_evaluate(lua_State *L)
 {
     static const luaL_Reg functions[] = {
-        {"evaluate", l_evaluate}, {"alone", l_alone}, {"commit", l_commit}, {"take_groups", l_take_groups}, {NULL, NULL}};
+        {"evaluate", l_evaluate}, {"alone", l_alone}, {"commit", l_commit}, {"attempt", l_attempt}, {"take_groups", l_take_groups}, {NULL, NULL}};
     static const luaL_Reg methods[] = {{"restore", l_restore}, {"close", l_close_list}, {NULL, NULL}};
     luaL_newmetatable(L, GROUP_LIST);
     lua_newtable(L);

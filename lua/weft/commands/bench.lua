@@ -76,15 +76,32 @@ local function remember(engine, options, decode)
   if not ok then engine.log("the figures were not written down: %s", why) end
 end
 
+--- One measurement on rank 0: options = { batch =, context =, prefill =, steps = }. Plain values.
+function bench.measure(engine, options)
+  local reuse = engine.prefix_reuse
+  engine.prefix_reuse = false
+  local ok, result = pcall(function()
+    prefill(engine, { prefill = math.min(options.prefill, 64) }) -- warm
+    local before = engine.timing.steps
+    local r = { prefill = prefill(engine, options), decode = decode(engine, options) }
+    r.exchange = exchange(engine, before)
+    return r
+  end)
+  engine.prefix_reuse = reuse
+  if not ok then error(result, 0) end
+  local session = engine.session
+  result.kv_bytes_per_rank, result.num_blocks, result.block_tokens = session.kv_bytes_per_rank, session.num_blocks, session.block_tokens
+  result.weight_bytes = session.weight_bytes
+  result.cache_bytes_per_token = session.bytes_per_block / session.block_tokens
+  result.exchange_bytes = 0
+  for _, layer in ipairs(result.exchange) do result.exchange_bytes = result.exchange_bytes + layer.bytes_per_step end
+  return result
+end
+
 --- The job on rank 0.
 function bench.job(engine, options)
-  engine.prefix_reuse = false
-  prefill(engine, { prefill = math.min(options.prefill, 64) }) -- warm
-  local before = engine.timing.steps
-  local result = { prefill = prefill(engine, options), decode = decode(engine, options),
-    kv_bytes_per_rank = core.json.array(engine.session.kv_bytes_per_rank),
-    num_blocks = engine.session.num_blocks, block_tokens = engine.session.block_tokens }
-  result.exchange = core.json.array(exchange(engine, before))
+  local result = bench.measure(engine, options)
+  result.kv_bytes_per_rank, result.exchange = core.json.array(result.kv_bytes_per_rank), core.json.array(result.exchange)
   remember(engine, options, result.decode)
   if options.json then
     io.stdout:write(core.json.encode(result), "\n")

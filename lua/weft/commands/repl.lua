@@ -1,0 +1,278 @@
+--- weft repl: a prompt over all ranks. Rank 0 reads; all evaluate together (DESIGN 10, "REPL").
+--
+-- Each turn is one core.evaluate on every rank: rank 0 publishes a command record with the line, the
+-- others wait for it inside, so that a failure or Ctrl-C anywhere ends the turn everywhere and the
+-- prompt comes back.
+local core = require "weft.core"
+local json = core.json
+local runtime = require "weft.runtime"
+
+local repl = {}
+
+-- state, on every rank: rank, env (the session's table), model (session or nil), policy, script_path,
+-- captured (see eval.redirect); on rank 0 also record, editor, time, quitting.
+
+local function history_path()
+  local named = os.getenv "WEFT_HISTORY"
+  if named then return named ~= "" and named or nil end
+  local home = os.getenv "HOME"
+  local folder = os.getenv "XDG_STATE_HOME" or home and home .. "/.local/state"
+  if not folder then return nil end
+  folder = folder .. "/weft"
+  os.execute("mkdir -p '" .. folder:gsub("'", "'\\''") .. "'")
+  return folder .. "/history"
+end
+
+-- One turn of a rank: what rank 0 sends is done here. Gives on rank 0 what is to be shown.
+local function perform(state, request)
+  local shown
+  if request.command then
+    shown = require("weft.repl.commands")[request.command].everywhere(state, request.rest)
+  else
+    shown = require("weft.repl.eval").run(state, request)
+  end
+  if state.model and state.model.policy ~= state.policy then
+    state.policy = state.model.policy
+    state.env.policy = state.policy
+  end
+  return shown
+end
+
+-- Rank 0: sends the request and does its own part.
+local function lead(state, request)
+  state.record:build { kind = "command", payload = json.encode(request) }
+  state.record:publish()
+  return perform(state, request)
+end
+
+local function follow(state)
+  local step = core.step_receive()
+  if step.kind == "stop" then
+    state.stopped = true
+    return
+  end
+  perform(state, json.decode(step.payload))
+end
+
+local function complain(message) io.stderr:write(message, "\n") end
+
+-- Shows the time and the memory of a turn.
+local function account(state, began, before)
+  if not state.time then return end
+  local live = core.memory().live_bytes
+  local change = live - before
+  complain(("   %.1f ms, %.2f MB on rank 0%s"):format((core.now() - began) * 1000, live / 1e6,
+    change ~= 0 and (" (%+.1f kB)"):format(change / 1e3) or ""))
+end
+
+-- Rank 0: sends one request to all. Gives whether it went well.
+local function turn(state, request)
+  local began, before = core.now(), core.memory().live_bytes
+  local ok, shown = core.evaluate(lead, state, request)
+  state.captured = nil
+  if ok then
+    if shown and shown ~= "" then state.write(shown) end
+    io.stdout:flush()
+    account(state, began, before)
+    return true
+  end
+  io.stdout:flush()
+  if state.engine then state.engine:recover() end
+  if state.quitting then return true end
+  complain(shown.code == "interrupted" and "interrupted" or shown.message)
+  state.failure = shown
+  return false
+end
+
+-- Rank 0: one command.
+local function command(state, name, rest)
+  local known = require "weft.repl.commands"
+  local entry = known[name]
+  if not entry then
+    complain(("no command ,%s; ,help lists them"):format(name))
+    return false
+  end
+  if entry.everywhere then return turn(state, { command = name, rest = rest }) end
+  local ok, shown, more = pcall(entry.here, state, rest)
+  if not ok then
+    complain(type(shown) == "table" and shown.message or tostring(shown))
+    return false
+  end
+  if shown then state.write(shown) end
+  io.stdout:flush()
+  if more then return command(state, more.name, more.rest) end
+  return true
+end
+
+-- "2" or "*" behind the @, as a request has it; nil and a message otherwise.
+local function which_ranks(text)
+  if text == "*" then return "*" end
+  local rank, size = tonumber(text), core.rank().world_size
+  if rank and rank >= 0 and rank < size and rank % 1 == 0 then return rank end
+  return nil, ("@ wants a rank from 0 to %d, or *, got '%s'"):format(size - 1, text)
+end
+
+-- Rank 0: one piece of input, whole.
+local function act(state, piece)
+  if piece.kind == "command" then return command(state, piece.name, piece.rest) end
+  local ranks, message
+  if piece.ranks then
+    ranks, message = which_ranks(piece.ranks)
+    if ranks == nil then
+      complain(message)
+      return false
+    end
+  end
+  local chunk, syntax = require("weft.repl.read").compile(piece.text, state.env)
+  if type(chunk) ~= "function" then
+    complain(syntax or "the input ends in the middle of a statement")
+    return false
+  end
+  return turn(state, { text = piece.text, sum = require("weft.repl.eval").checksum(piece.text), ranks = ranks })
+end
+
+local function note_local(state, text)
+  if state.told_local or not text:match "^%s*local%s" then return end
+  state.told_local = true
+  complain "(a local lives as long as its line; without `local` the name stays for the session)"
+end
+
+-- One line from the terminal, or from a plain stream under -i.
+local function read_line(state, prompt)
+  if state.editor then return state.editor:read(prompt) end
+  io.stdout:write(prompt)
+  io.stdout:flush()
+  return io.stdin:read "*l"
+end
+
+-- One piece, however many lines it takes; nil at the end of input.
+local function read_piece(state)
+  local read = require "weft.repl.read"
+  local line, why = read_line(state, "weft> ")
+  if not line then return nil, why end
+  local piece = read.parse(line)
+  local text = line
+  while piece.kind == "lua" and piece.text:match "%S" and read.compile(piece.text, state.env) == "more" do
+    line, why = read_line(state, "  ... ")
+    if not line then return nil, why end
+    if not line:match "%S" then return nil, "dropped" end
+    piece.text, text = piece.text .. "\n" .. line, text .. "\n" .. line
+  end
+  if state.editor and text:match "%S" and not text:match "^%s" and text ~= state.last_entry then
+    state.editor:add(text:find("--", 1, true) and text or (text:gsub("\n", " ")))
+    state.last_entry = text
+  end
+  return piece
+end
+
+local function banner(state)
+  complain(("weft %s. %s"):format(core.version, state.model and tostring(state.model) or
+    ("%d rank%s, no model"):format(core.rank().world_size, core.rank().world_size == 1 and "" or "s")))
+  complain "Lua on all ranks; ,help lists the commands, Ctrl-D leaves."
+end
+
+local function converse(state)
+  state.time = core.isatty(1)
+  if core.line_editor and core.isatty(0) and core.isatty(1) then
+    local known = require "weft.repl.commands"
+    state.editor = core.line_editor { history = history_path(), complete = function(text)
+      return require("weft.repl.complete").line(text, state.env, known)
+    end }
+  end
+  banner(state)
+  while not state.quitting do
+    local piece, why = read_piece(state)
+    if piece and (piece.kind == "command" or piece.text:match "%S") then
+      if piece.text then note_local(state, piece.text) end
+      act(state, piece)
+    elseif not piece and why ~= "interrupt" and why ~= "dropped" then
+      break
+    end
+  end
+  if state.editor then
+    state.editor:close()
+    if not state.quitting then io.stdout:write "\n" end
+  end
+  return state.quitting or 0
+end
+
+-- Standard input as a whole, up to the first failure.
+local function run_input(state)
+  for _, piece in ipairs(require("weft.repl.read").pieces(io.stdin:read "*a", state.env)) do
+    if not act(state, piece) then return state.failure and state.failure.code == "interrupted" and 130 or 1 end
+    if state.quitting then return state.quitting end
+  end
+  return 0
+end
+
+-- The ranks, and the model when there is one.
+local function build(options)
+  local state = { rank = core.rank().rank, write = function(text) io.stdout:write(text) end }
+  if options.model then
+    options.reuse = require("weft.reuse").new()
+    require "weft.live"
+    state.model = runtime.build(options)
+    options.reuse = nil -- the session has it, until a plan replaces it
+    state.model.options = options
+    state.model.reuse:keep()
+    state.script_path = options.script
+    if state.rank == 0 then
+      state.engine = require("weft.engine").new(state.model, options)
+      state.model.engine = state.engine
+    end
+  else
+    local policies = require "weft.policy"
+    local policy = policies.from_options(options)
+    core.groups.create_all(policy:groups())
+    core.layer_parallel.init(policies.lowered(policy, state.rank))
+    state.policy = policy
+  end
+  state.policy = state.policy or state.model.policy
+  state.env = require("weft.repl.session").environment(state, state.model)
+  require("weft.repl.eval").redirect(state)
+  return state
+end
+
+-- Without a model the script is plain Lua, run by all ranks before the prompt.
+local function run_script(state, options)
+  if options.model or not options.script then return true end
+  return act(state, { kind = "command", name = "reload", rest = options.script })
+end
+
+--- What each rank runs.
+function repl.rank_main(options)
+  local state = build(options)
+  if state.rank ~= 0 then
+    while not state.stopped do core.evaluate(follow, state) end
+    core.groups.close()
+    return 0
+  end
+  state.record = core.step()
+  local code = 1
+  if run_script(state, options) then
+    code = (options.interactive or core.isatty(0)) and converse(state) or run_input(state)
+  end
+  core.evaluate(function()
+    state.record:build { kind = "stop" }
+    state.record:publish()
+  end)
+  core.groups.close()
+  return code
+end
+
+function repl.run(options)
+  options.cache_tokens = options.cache_tokens or 8192
+  local ranks
+  if options.model then
+    ranks = runtime.check(options).num_ranks
+  else
+    local ok, policy = pcall(require("weft.policy").from_options, options)
+    if not ok then error({ usage = true, message = type(policy) == "table" and policy.message or tostring(policy) }, 0) end
+    ranks = policy.num_ranks
+  end
+  local results = core.spawn { ranks = ranks, fn = { module = "weft.commands.repl", ["function"] = "rank_main" }, args = { options },
+    timeout = options.timeout, verbose = options.verbose, on_interrupt = "evaluate" }
+  return results[1]
+end
+
+return repl

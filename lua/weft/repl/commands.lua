@@ -1,0 +1,164 @@
+--- The commands of the prompt: lines that begin with a comma, which no Lua does.
+--
+-- `here` runs on rank 0; `everywhere` on all ranks inside core.evaluate, and gives on rank 0 what is
+-- to be shown. state: see commands/repl.lua.
+local core = require "weft.core"
+local help = require "weft.repl.help"
+local session = require "weft.repl.session"
+
+local commands = {}
+
+local function refuse(message) error({ message = message, code = "invalid" }, 0) end
+
+local function overview()
+  local names, lines = {}, {}
+  for name in pairs(commands) do names[#names + 1] = name end
+  table.sort(names)
+  for i, name in ipairs(names) do lines[i] = ("  %-16s %s"):format("," .. name .. " " .. commands[name].arguments, commands[name].about) end
+  return table.concat(lines, "\n") .. "\n" .. [[
+Anything else is Lua, evaluated by all ranks together; results are shown without `return`, `_` is the
+last one. A local lives as long as its line. `@2 expr` runs on rank 2 alone, `@* expr` shows every
+rank's answer. Ctrl-C stops what runs on all ranks, Ctrl-D leaves.
+At hand: weft, model, engine, policy, generate "text", bench { policy, policy }, quit(). ,help NAME says more.
+]]
+end
+
+commands.help = { arguments = "[NAME]", about = "what NAME is and does (also: NAME?); every function, method and type",
+  here = function(state, rest)
+    if rest == "" then return overview() end
+    local command = commands[rest:match "^,?(%a+)$" or ""]
+    if rest:sub(1, 1) == "," and command then return (",%s %s  %s\n"):format(rest:sub(2), command.arguments, command.about) end
+    local helper = session.helpers[rest]
+    local text = helper and help.of_function(helper)
+    if text then return text .. "\n" end
+    local found, message = help.text(rest, state.env)
+    if not found then refuse(message) end
+    return found .. "\n"
+  end }
+
+commands.doc = { arguments = "NAME", about = "the same with its place and the text at the top of its file",
+  here = function(state, rest)
+    if rest == "" then refuse ",doc wants a name, such as ,doc weft.nn.rms_norm" end
+    local found, message = help.doc(rest, state.env)
+    if not found then refuse(message) end
+    return found .. "\n"
+  end }
+
+local function table_text(rows)
+  local widths, lines = {}, {}
+  for _, row in ipairs(rows) do
+    for c, cell in ipairs(row) do widths[c] = math.max(widths[c] or 0, #cell) end
+  end
+  for i, row in ipairs(rows) do
+    local cells = {}
+    for c, cell in ipairs(row) do cells[c] = (" "):rep(widths[c] - #cell) .. cell end
+    lines[i] = table.concat(cells, "  ")
+  end
+  return table.concat(lines, "\n") .. "\n"
+end
+
+local function mega(bytes) return ("%.3f MB"):format(bytes / 1e6) end
+
+commands.mem = { arguments = "", about = "memory of every rank: weights, cache, all tensors now and at most (measured)",
+  everywhere = function(state)
+    local memory, model = core.memory(), state.model
+    local mine = { tostring(core.rank().rank), model and mega(model.weight_bytes) or "-",
+      model and mega(model.num_blocks * model.bytes_per_block) or "-", mega(memory.live_bytes), mega(memory.peak_bytes) }
+    local rows, everyone = { { "rank", "weights", "cache", "tensors", "peak" } }, core.groups.everyone()
+    for root = 0, everyone.size - 1 do rows[root + 2] = everyone:broadcast_value(mine, root) end
+    return table_text(rows)
+  end }
+
+commands.plan = { arguments = "", about = "who holds what under the plan of now, and what moves",
+  here = function(state)
+    if not state.model then refuse "no model is loaded: start with weft repl --model DIR" end
+    local model = state.model
+    return require("weft.plan_text").explain(model.policy, model.cfg,
+      { context = model.num_blocks * model.block_tokens, batch = 1, name = model.name })
+  end }
+
+local function read_file(path)
+  local file, message = io.open(path, "rb")
+  if not file then return nil, message end
+  local text = file:read "*a"
+  file:close()
+  return text
+end
+
+-- New fields into the old table, so that what runs sees them.
+local function replace_fields(old, new)
+  for key in pairs(old) do
+    if new[key] == nil then old[key] = nil end
+  end
+  for key, value in pairs(new) do old[key] = value end
+end
+
+-- A file, or a module's file, as text that all ranks agree on.
+local function source_of(state, name)
+  local module = package.loaded[name] and name
+  local path = module and package.searchpath(name, package.path) or name
+  local text, message = read_file(path)
+  local everyone = core.groups.everyone()
+  local theirs = everyone:broadcast_value({ text = text, message = message }, 0)
+  if not theirs.text then refuse("cannot read it: " .. theirs.message) end
+  return theirs.text, path, module
+end
+
+commands.reload = { arguments = "[FILE]", about = "loads a model script or a module again, in place; without FILE: the model's script",
+  everywhere = function(state, rest)
+    local name = rest ~= "" and rest or state.script_path
+    if not name then refuse ",reload wants a file: the model's script, or a module such as weft.models.llama" end
+    local text, path, module = source_of(state, name)
+    local chunk, syntax = loadstring(text, "@" .. path)
+    if not chunk then refuse(syntax) end
+    local result = chunk()
+    local is_model = type(result) == "table" and type(result.build) == "function"
+    if is_model and state.model then
+      state.model:use(result)
+      state.script_path = module and state.script_path or path
+    end
+    if module then
+      if type(result) ~= "table" then refuse(("module %s gives a %s, not a table"):format(name, type(result))) end
+      replace_fields(package.loaded[name], result)
+      if is_model and state.model then
+        state.model.script = package.loaded[name]
+        state.shipped_name = name
+      end
+    end
+    if is_model then return ("%s: %s\n"):format(path, state.model and "the model runs it now, over the same weights" or "loaded") end
+    if result ~= nil then state.env._ = result end
+    return path .. ": loaded\n"
+  end }
+
+commands.edit = { arguments = "[FILE]", about = "opens FILE in $EDITOR, then loads it again",
+  here = function(state, rest)
+    local name = rest ~= "" and rest or state.script_path
+    if not name then refuse ",edit wants a file" end
+    local editor = os.getenv "VISUAL" or os.getenv "EDITOR" or "vi"
+    local status = os.execute(editor .. " '" .. name:gsub("'", "'\\''") .. "'")
+    if status ~= 0 and status ~= true then refuse(("%s ended with status %s; nothing is loaded"):format(editor, tostring(status))) end
+    return nil, { name = "reload", rest = name }
+  end }
+
+commands.time = { arguments = "on|off", about = "whether the time and the memory of each line are shown (on at a terminal)",
+  here = function(state, rest)
+    if rest ~= "on" and rest ~= "off" then refuse((",time is on or off, got '%s'"):format(rest)) end
+    state.time = rest == "on"
+    return ""
+  end }
+
+commands.forget = { arguments = "", about = "drops `_` and collects what nothing names any more",
+  everywhere = function(state)
+    local before = core.memory().live_bytes
+    state.env._ = nil
+    collectgarbage()
+    collectgarbage()
+    return ("%.3f MB given back on rank 0\n"):format((before - core.memory().live_bytes) / 1e6)
+  end }
+
+commands.quit = { arguments = "", about = "leaves (Ctrl-D does too)", here = function(state)
+  state.quitting = 0
+  return ""
+end }
+
+return commands

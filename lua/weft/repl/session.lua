@@ -1,0 +1,144 @@
+--- What a session at the prompt has at hand: weft, model, engine, policy, generate, bench, quit.
+local core = require "weft.core"
+
+local session = {}
+
+local streamed = { __tostring = function(r)
+  return ("-- %d tokens, %s, %.1f tok/s"):format(#r.output_ids, r.finish_reason, r.tok_per_s)
+end }
+
+local function no_model() error("no model is loaded: start with weft repl --model DIR", 3) end
+
+-- The job of generate on rank 0.
+local function generate(engine, params)
+  local given, request = {}, nil
+  for key, value in pairs(params) do given[key] = value end
+  if params.stream ~= false then
+    given.on_token = function(_, id, text)
+      io.stdout:write(engine.tokenizer and text or id .. " ")
+      io.stdout:flush()
+    end
+  end
+  local began = core.now()
+  local ok, err = pcall(function()
+    request = engine:submit(given)
+    while request.state ~= "finished" do engine:step() end
+  end)
+  if params.stream ~= false and request and #request.output_ids > 0 then
+    io.stdout:write "\n"
+    io.stdout:flush()
+  end
+  if not ok then
+    if request then request:cancel() end
+    error(err, 0)
+  end
+  return { text = request.text, output_ids = request.output_ids, finish_reason = request.finish_reason,
+    tok_per_s = #request.output_ids / (core.now() - began) }
+end
+
+local function with_text(result) return setmetatable(result, streamed) end
+
+-- The job of bench on rank 0, for the plan of now.
+local function measure(engine, options)
+  return require("weft.commands.bench").measure(engine, options)
+end
+
+local function mega(bytes) return ("%.2f MB"):format(bytes / 1e6) end
+
+-- The rows of bench, as columns that line up.
+local function comparison(rows)
+  local lines = { { "", }, { "prefill ms" }, { "decode ms a step" }, { "decode tok/s" }, { "weights, rank 0" }, { "cache a token, rank 0" }, { "exchange kB a step, rank 0" } }
+  for i, row in ipairs(rows) do
+    lines[1][i + 1] = row.policy
+    lines[2][i + 1] = ("%.2f"):format(row.prefill.ms)
+    lines[3][i + 1] = ("%.3f"):format(row.decode.ms)
+    lines[4][i + 1] = ("%.1f"):format(row.decode.tok_per_s)
+    lines[5][i + 1] = mega(row.weight_bytes)
+    lines[6][i + 1] = ("%.0f B"):format(row.cache_bytes_per_token)
+    lines[7][i + 1] = ("%.2f"):format(row.exchange_bytes / 1e3)
+  end
+  local widths, text = {}, {}
+  for _, line in ipairs(lines) do
+    for c, cell in ipairs(line) do widths[c] = math.max(widths[c] or 0, #cell) end
+  end
+  for _, line in ipairs(lines) do
+    for c, cell in ipairs(line) do line[c] = c == 1 and cell .. (" "):rep(widths[1] - #cell) or (" "):rep(widths[c] - #cell) .. cell end
+    text[#text + 1] = (table.concat(line, "   "):gsub("%s+$", ""))
+  end
+  return table.concat(text, "\n")
+end
+
+local compared = { __tostring = function(rows) return comparison(rows) end }
+
+local helpers = {}
+
+--- generate "text" or generate { prompt =, prompt_ids =, max_tokens =, temperature =, ... }: continues a
+-- text and streams it. Parameters are those of a request (request.lua); stream = false is silent. Gives
+-- { text =, output_ids =, finish_reason =, tok_per_s = } on every rank.
+function helpers.generate(model, params)
+  if type(params) == "string" then params = { prompt = params } end
+  if type(params) ~= "table" then error("generate needs a text or a table of parameters, got " .. type(params), 3) end
+  return with_text(model:lead(generate, params))
+end
+
+--- bench { policy, policy, ..., batch = 1, context = 128, prefill = 128, steps = 16 }: replans the model
+-- to each policy (a weft.policy, or its sizes), measures prefill and decode, and shows them side by
+-- side. The plan of before comes back. Without policies: the plan of now.
+function helpers.bench(model, options)
+  options = options or {}
+  local before, rows = model.policy, {}
+  local measured = { batch = options.batch or 1, context = options.context or 128, steps = options.steps or 16 }
+  measured.prefill = options.prefill or measured.context
+  local function one(policy)
+    if policy then model:replan(policy) end
+    local row = model:lead(measure, measured)
+    row.policy = tostring(model.policy)
+    rows[#rows + 1] = row
+  end
+  local ok, err = pcall(function()
+    for _, policy in ipairs(options) do one(policy) end
+    if #options == 0 then one() end
+  end)
+  if model.policy ~= before then model:replan(before) end
+  if not ok then error(err, 0) end
+  return setmetatable(rows, compared)
+end
+
+-- `engine` on every rank: rank 0 has the engine, the others execute its steps.
+local function engine_of(model)
+  local facade = {}
+  --- engine:submit(params): adds a request (rank 0 schedules; the handle of other ranks is empty).
+  function facade.submit(_, params)
+    if model.rank.rank == 0 then return model.engine:submit(params) end
+    return {}
+  end
+  --- engine:run(): steps until nothing is left to do.
+  function facade.run() model:lead(function(engine) engine:run() end) end
+  --- engine:step(): one step; false when there is nothing to do.
+  function facade.step() return model:lead(function(engine) return engine:step() end) end
+  return setmetatable(facade, { __index = model.engine, __tostring = function() return "engine of " .. tostring(model) end })
+end
+
+--- The table that typed chunks see. model: the built session, or nil.
+function session.environment(state, model)
+  local weft = require "weft"
+  for _, name in ipairs { "nn", "model", "models", "engine", "config" } do local _ = weft[name] end -- loaded, so that they complete
+  local env = setmetatable({}, { __index = _G })
+  env.weft = weft
+  env.model = model
+  env.engine = model and engine_of(model)
+  env.policy = model and model.policy or state.policy
+  function env.generate(params) return helpers.generate(model or no_model(), params) end
+  function env.bench(options) return helpers.bench(model or no_model(), options) end
+  --- quit([code]): ends the session.
+  function env.quit(code)
+    state.quitting = tonumber(code) or 0
+    error({ message = "quit", code = "exit" }, 0)
+  end
+  env.os = setmetatable({ exit = env.quit }, { __index = os })
+  return env
+end
+
+session.helpers = helpers
+
+return session
