@@ -6,6 +6,14 @@ endforeach()
 set(libraries ${WEFT_ROOM_LIBRARIES})
 list(REMOVE_DUPLICATES libraries)
 
+# What ,help shows of functions in C.
+file(GLOB bind_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/bind/lua_*.c)
+add_custom_command(OUTPUT ${CMAKE_BINARY_DIR}/bind_docs.c
+  COMMAND ${CMAKE_COMMAND} -DFOLDER=${CMAKE_SOURCE_DIR}/src/bind -DOUT=${CMAKE_BINARY_DIR}/bind_docs.c
+          -P ${CMAKE_SOURCE_DIR}/scripts/cmake/weft_docs.cmake
+  DEPENDS ${bind_sources} ${CMAKE_SOURCE_DIR}/scripts/cmake/weft_docs.cmake)
+target_sources(weft_bind PRIVATE ${CMAKE_BINARY_DIR}/bind_docs.c)
+
 target_compile_definitions(weft_bind PRIVATE WEFT_SOURCE_LUA="${CMAKE_SOURCE_DIR}/lua" WEFT_VERSION="${PROJECT_VERSION}")
 
 add_executable(weft ${CMAKE_SOURCE_DIR}/src/bind/main.c ${objects})

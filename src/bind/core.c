@@ -3,6 +3,8 @@
 
 #include "bind/box.h"
 
+extern const char *const weft_bind_docs[]; /* generated from the files of this room; ends with NULL */
+
 static int l_live_objects(lua_State *L)
 {
     lua_pushnumber(L, (lua_Number)weft_live_objects());
@@ -18,10 +20,44 @@ static int l_methods(lua_State *L)
     return 1;
 }
 
+/* core._types() -> names of the classes, sorted: those whose metatables hold __methods. */
+static int l_types(lua_State *L)
+{
+    lua_settop(L, 0);
+    lua_newtable(L);
+    for (lua_pushnil(L); lua_next(L, LUA_REGISTRYINDEX) != 0; lua_pop(L, 1)) {
+        if (lua_type(L, -2) != LUA_TSTRING || !lua_istable(L, -1)) continue;
+        lua_pushliteral(L, "__methods");
+        lua_rawget(L, -2);
+        if (!lua_isnil(L, -1)) {
+            lua_pushvalue(L, -3);
+            lua_rawseti(L, 1, (int)lua_objlen(L, 1) + 1);
+        }
+        lua_pop(L, 1);
+    }
+    lua_getglobal(L, "table");
+    lua_getfield(L, -1, "sort");
+    lua_pushvalue(L, 1);
+    lua_call(L, 1, 0);
+    lua_settop(L, 1);
+    return 1;
+}
+
+/* core._docs() -> list of the comments at the top of the files here, for help. */
+static int l_docs(lua_State *L)
+{
+    lua_newtable(L);
+    for (int i = 0; weft_bind_docs[i] != NULL; i++) {
+        lua_pushstring(L, weft_bind_docs[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
 void weft_open_base(lua_State *L)
 {
     static const luaL_Reg functions[] = {
-        {"live_objects", l_live_objects}, {"_methods", l_methods}, {NULL, NULL}};
+        {"live_objects", l_live_objects}, {"_methods", l_methods}, {"_docs", l_docs}, {"_types", l_types}, {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
     lua_pushliteral(L, WEFT_VERSION);
     lua_setfield(L, -2, "version");

@@ -3,7 +3,7 @@
  *   core.vocab_embedding{vocab_size=, hidden_size=, axis= | parallel_plan=, dtype="auto", output_dtype="auto", name=}
  *     :load(source) :forward(ids) -> (tokens, hidden)
  *   core.lm_head{vocab_size=, hidden_size=, ... , logit_scale=1} or core.lm_head{embedding=tied, logit_scale=1}
- *     :load(source) :forward(x) -> float32 (rows, local_size) of this shard  :gather(logits) -> (rows, vocab_size)
+ *     :load(source) :load_scale(source) :forward(x) -> float32 (rows, local_size) of this shard  :gather(logits) -> (rows, vocab_size)
  * output_dtype is the dtype of the hidden states; auto: that of the weights. */
 #include <string.h>
 

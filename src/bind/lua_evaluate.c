@@ -1,5 +1,5 @@
-/* bind/lua_evaluate.c - a piece of work that all ranks do together and that may fail on any of them:
- * what a prompt needs.
+/* bind/lua_evaluate.c - core.evaluate and weft.group_list: a piece of work that all ranks do together
+ * and that may fail on any of them, which is what a prompt needs.
  *
  *   core.evaluate(fn, ...) -> true, results...  |  nil, error
  *                             on all ranks; a failure or Ctrl-C on one is one for all, with

@@ -1,4 +1,4 @@
-/* bind/lua_line_editor.c - lines typed at a terminal, edited with libedit.
+/* bind/lua_line_editor.c - weft.line_editor: lines typed at a terminal, edited with libedit.
  *
  *   core.line_editor{history = FILE or nil, complete = function or nil} -> editor
  *     complete(text before the cursor) -> text to insert, list of choices to show (a text)

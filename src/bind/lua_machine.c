@@ -1,4 +1,9 @@
-/* bind/lua_machine.c - what the machine is and can do: clock, terminal, cores, copy speed. */
+/* bind/lua_machine.c - what the machine is and can do: clock, terminal, cores, copy speed.
+ *
+ *   core.now() -> seconds of a clock that only runs forward     core.isatty(fd) -> whether it is a terminal
+ *   core.cpu_cores() -> cores of this process                   core.cpu_isa() -> "avx2": what the kernels use
+ *   core.copy_speed([bytes]) -> bytes read plus written a second, the best of three
+ *   core.live_objects() -> objects of the core that live now, over all states of the process */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -1,4 +1,8 @@
-/* bind/lua_rows.c - rows of a step's tensors: core.gather_rows and core.compare_rows. */
+/* bind/lua_rows.c - rows of a step's tensors.
+ *
+ *   core.gather_rows(x, indices) -> rows of x ([tokens, width], any dtype), in the arena
+ *   core.compare_rows(got, reference, margin) -> {max_rel_diff=, first_diff=}: largest difference over the
+ *       largest logit; the first row whose best differs where the reference's best two are margin apart */
 #include <math.h>
 
 #include "bind/box.h"

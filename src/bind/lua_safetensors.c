@@ -1,4 +1,6 @@
-/* bind/lua_safetensors.c - core.save_safetensors(path, {name = tensor}): tensors into a file. */
+/* bind/lua_safetensors.c - tensors into a file.
+ *
+ *   core.save_safetensors(path, {name = tensor}) */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* bind/lua_sampler.c - core.sampler: the next tokens.
+/* bind/lua_sampler.c - core.sampler and weft.sampler: the next tokens.
  *
  *   core.sampler.new(lm_head | {vocab_size=, axis= | parallel_plan=}) -> weft.sampler
  *     :forward(logits, {temperature={..}, seed={..}, position={..}}) -> {id, ...}; logits is this rank's shard

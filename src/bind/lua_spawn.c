@@ -2,6 +2,7 @@
  *
  *   core.spawn(n, fn, ...)      core.spawn{ranks =, fn =, args = {...}, timeout =, total_threads =,
  *                                           fault =, verbose =, on_interrupt = "abort" | "flag" | "evaluate"}
+ *   core.lead{the same} -> ranks   this state becomes rank 0, the others run fn; ranks:close() waits for them
  *
  * fn is a Lua function (it crosses as bytecode; see value.h for its upvalues) or
  * {module =, ["function"] =}. Every rank calls fn(...); the first result of each comes back in a

@@ -4,6 +4,9 @@
  *   t.shape t.dtype t.ndim t.numel t.stride  t:narrow(dim, start, n) t:select(dim, i)
  *   t:transpose(d0, d1) t:view{...} t:clone([dtype]) t:copy(src) t:fill(v) t:get(i, j, ...)
  *   t:set(v, i, j, ...) t:totable() t:bytes() t:show([n])
+ *   core.memory() -> {live_bytes=, peak_bytes=, live_blocks=, allocations=} of this rank
+ *   core.arena.begin_step() next_layer() end_layers() bytes() tensor(shape, dtype)   the memory of a step:
+ *       what forward returns lives there through the next decoder layer
  * Dimensions and indices count from 0, as in the model's formulas. */
 #include <inttypes.h>
 #include <stdio.h>

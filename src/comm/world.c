@@ -74,7 +74,11 @@ int weft_world_size(const weft_world *world)
 
 int weft__abort_locked(weft_world *world, int rank, weft_status code, const char *message)
 {
-    if (atomic_load(&world->aborted.word) != 0) return 0;
+    if (atomic_load(&world->aborted.word) != 0) {
+        /* All ranks fail alike: the lowest speaks for them. */
+        if (rank < world->failed_rank && strcmp(world->failure, message) == 0) world->failed_rank = rank;
+        return 0;
+    }
     world->failed_rank = rank;
     world->failed_code = code;
     snprintf(world->failure, sizeof world->failure, "%s", message);

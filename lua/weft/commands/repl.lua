@@ -79,7 +79,8 @@ local function turn(state, request)
   io.stdout:flush()
   if state.engine then state.engine:recover() end
   if state.quitting then return true end
-  complain(shown.code == "interrupted" and "interrupted" or shown.message)
+  -- `return error "x"` is a tail call, which names the place that called the line.
+  complain(shown.code == "interrupted" and "interrupted" or (shown.message:gsub("%S*/repl/eval%.lua:%d+: ", "")))
   state.failure = shown
   return false
 end

@@ -64,11 +64,16 @@ local function c_names()
   for key, value in pairs(core) do
     if type(value) == "table" then note("core." .. key .. ".", value) end
   end
-  for name in pairs(docs) do
-    local methods = name:match "^weft%.[%w_]+$" and core._methods(name)
-    if methods then note(name .. ":", methods) end
-  end
+  for _, name in ipairs(core._types()) do note(name .. ":", core._methods(name)) end
   return names
+end
+
+-- What is written about a function in C, or nil; and the whole comment it stands in.
+local function of_c(fn)
+  local name = c_names()[fn]
+  if not name then return nil end
+  local text, page = docs.text(name)
+  return text or name, page
 end
 
 --- Follows "weft.nn.rms_norm", "model:replan", "weft.tensor:view" from the session's table. Metamethods
@@ -100,8 +105,7 @@ local function listing(t, prefix)
   local rows, width = {}, 0
   for key, value in pairs(t) do
     if type(key) == "string" and key:sub(1, 1) ~= "_" then
-      local text = type(value) == "function" and (help.of_function(value) or docs[c_names()[value] or ""])
-        or type(value) == "function" and "a function" or type(value)
+      local text = type(value) == "function" and (help.of_function(value) or of_c(value) or "a function") or type(value)
       rows[#rows + 1] = { prefix .. key, first_sentence(text) }
       width = math.max(width, math.min(32, #prefix + #key))
     end
@@ -113,10 +117,8 @@ end
 
 local function of_type(name)
   local methods = core._methods(name)
-  if not methods and not docs[name] then return nil end
-  local text = docs[name] or "a type of weft"
-  if methods then text = text .. "\nmethods:\n" .. listing(methods, ":") end
-  return text
+  if not methods then return nil end
+  return (docs.text(name) or "a type of weft") .. "\nmethods:\n" .. listing(methods, ":")
 end
 
 local function of_module(path, value)
@@ -139,9 +141,7 @@ function help.text(path, env)
   local parts = {}
   if type(value) == "function" then
     local text, place = help.of_function(value)
-    local name = c_names()[value]
-    parts[1] = text or name and docs[name] or
-      (name and name .. ": no text" or place and "no comment stands above it" or "a function of Lua itself: see the manual of Lua 5.1")
+    parts[1] = text or of_c(value) or place and "no comment stands above it" or "a function of Lua itself: see the manual of Lua 5.1"
     if place then parts[#parts + 1] = "defined at " .. place end
   elseif type(value) == "userdata" then
     local class = getmetatable(value)
@@ -170,6 +170,8 @@ function help.doc(path, env)
     local _, place, line, top = help.of_function(value)
     if line then text = line:match "^%s*(.-)%s*$" .. "\n" .. text end
     if top then text = text .. "\n\n" .. place:match "^(.*):%d+$" .. "\n" .. top end
+    local _, page = of_c(value)
+    if page then text = text .. "\n\n" .. page end
   end
   return text
 end

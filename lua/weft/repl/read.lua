@@ -40,7 +40,7 @@ function read.pieces(input, env)
     held = {}
     if text:match "%S" then pieces[#pieces + 1] = { kind = "lua", text = text } end
   end
-  for line in (input .. "\n"):gmatch "([^\n]*)\n" do
+  for line in (input:gsub("\n$", "") .. "\n"):gmatch "([^\n]*)\n" do
     if line:match "^[,@]" and (#held == 0 or read.compile(table.concat(held, "\n"), env) ~= "more") then
       finish()
       pieces[#pieces + 1] = read.parse(line)

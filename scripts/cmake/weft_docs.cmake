@@ -1,0 +1,15 @@
+# cmake -DFOLDER=src/bind -DOUT=docs.c -P weft_docs.cmake
+# The comment at the top of each src/bind/lua_*.c, as C strings: what ,help shows of functions in C.
+file(GLOB sources ${FOLDER}/lua_*.c)
+list(SORT sources)
+set(code "/* The comments at the top of src/bind/lua_*.c (scripts/cmake/weft_docs.cmake). */\nextern const char *const weft_bind_docs[];\nconst char *const weft_bind_docs[] = {\n")
+foreach(path ${sources})
+  file(READ ${path} text)
+  string(REGEX MATCH "^/\\*[^*]*\\*+([^/*][^*]*\\*+)*/" comment "${text}")
+  string(REPLACE "\\" "\\\\" comment "${comment}")
+  string(REPLACE "\"" "\\\"" comment "${comment}")
+  string(REPLACE "\n" "\\n\"\n\"" comment "${comment}")
+  string(APPEND code "\"${comment}\",\n")
+endforeach()
+string(APPEND code "0};\n")
+file(WRITE ${OUT} "${code}")

@@ -1,0 +1,131 @@
+--- spec/lua/repl_pipe_spec.lua - weft repl behind a pipe: results only, up to the first failure.
+local program = require "spec.support.program"
+
+local demo = program.models .. "demo_llama"
+
+local function repl(input, ...)
+  return program.run { "repl", input = input, ... }
+end
+
+describe("weft repl without a terminal", function()
+  it("runs its input as one chunk, without banner or prompt", function()
+    local code, out, err = repl("local x = 20\nfor i = 1, 2 do\n  x = x + i\nend\nprint(x)\n")
+    assert.same({ 0, "23\n", "" }, { code, out, err })
+  end)
+
+  it("shows an expression's results, and lines of , and @ in their place", function()
+    local code, out, err = repl("x = 7\n@* x + weft.rank().rank\n@1 print 'one'; return x\n,time off\nx, nil", "-tp", "2")
+    assert.equal(0, code, err)
+    assert.equal("[0] 7\n[1] 8\n[1] one\n[1] 7\n7\nnil\n", out)
+  end)
+
+  it("stops at the first error with its rank, and exits with 1", function()
+    local code, out, err = repl("print 'before'\n@1 error { message = 'no luck' }\n@0 print 'behind'\n", "-tp", "2")
+    assert.same({ 1, "before\n", "rank 1: no luck\n" }, { code, out, err })
+    code, out, err = repl "x = = 1"
+    assert.same({ 1, "" }, { code, out })
+    assert.matches("^line 1: ", err)
+    assert.equal(1, (repl ",nonsense"))
+    assert.equal(1, (repl "for i = 1, 3 do"))
+    assert.equal(1, (repl("@9 1", "-tp", "2")))
+  end)
+
+  it("prompts all the same under -i, and goes on after an error", function()
+    local code, out, err = repl("1 +\n2\nerror 'x'\n'still here'\n", "-i")
+    assert.equal(0, code)
+    assert.matches("weft> ", out)
+    assert.matches("%.%.%. 3\n", out)
+    assert.matches("still here", out)
+    assert.matches("x\n", err)
+  end)
+
+  it("refuses a collective that one rank would enter alone, instead of waiting", function()
+    local code, _, err = repl("@1 weft.groups.everyone():barrier()", "-tp", "4", "--timeout", "20")
+    assert.equal(1, code)
+    assert.matches("rank 1: .*only rank 1 evaluates this line", err)
+  end)
+
+  it("leaves with the code of quit and os.exit", function()
+    assert.equal(3, (repl("quit(3)", "-tp", "2")))
+    assert.equal(4, (repl "os.exit(4)"))
+    assert.equal(0, (repl ",quit\nerror 'not reached'"))
+  end)
+
+  it("says what is wrong with its flags and files before a prompt", function()
+    assert.equal(2, (repl("1", "--model", demo, "-tp", "3")))
+    assert.equal(1, (repl("1", "no_such_script.lua")))
+    assert.equal(2, (repl("1", "--frobnicate")))
+  end)
+end)
+
+describe("a model at the prompt", function()
+  it("gives the same tokens after each replan, and other bytes", function()
+    local code, out, err = repl([[
+ids = { 1, 43, 77, 105, 9, 31 }
+function tell() return table.concat(generate { prompt_ids = ids, max_tokens = 12, stream = false, ignore_eos = true }.output_ids, " ") end
+first = tell()
+print(first, model:bytes()[1].weights)
+model:replan { tensor = 4, attention = { tensor = 2 } }
+print(tell(), model:bytes()[1].weights)
+model:replan { tensor = 4, attention = { tensor = 1 }, exchange = "a2a" }
+print(tell(), model:bytes()[1].weights)
+model:replan { tensor = 4 }
+print(tell(), model:bytes()[1].weights)
+]], "--model", demo, "-tp", "4", "--dtype", "float32")
+    assert.equal(0, code, err)
+    local tokens, bytes = {}, {}
+    for ids, count in out:gmatch "([%d ]+)\t(%d+)\n" do
+      tokens[#tokens + 1], bytes[#bytes + 1] = ids, tonumber(count)
+    end
+    assert.equal(4, #tokens)
+    for i = 2, 4 do assert.equal(tokens[1], tokens[i]) end
+    assert.is_true(bytes[1] < bytes[2] and bytes[2] < bytes[3])
+    assert.equal(bytes[1], bytes[4])
+  end)
+
+  it("keeps the old plan, its groups and its tokens where the new one is refused or fails on a rank", function()
+    local code, out, err = repl([[
+before = generate { prompt = "Once", max_tokens = 8, stream = false }.text
+print(pcall(model.replan, model, { tensor = 2 }))
+print(pcall(model.replan, model, { tensor = 4, attention = { tensor = 3 } }))
+print(generate { prompt = "Once", max_tokens = 8, stream = false }.text == before, policy.tensor)
+]], "--model", demo, "-tp", "4")
+    assert.equal(0, code, err)
+    assert.matches("false\t.*for 2 ranks, and there are 4", out)
+    assert.matches("true\t4\n$", out)
+  end)
+
+  it("goes on after a rank failed in the middle of a replan", function()
+    local input = [[
+before = generate { prompt = "Once", max_tokens = 8, stream = false }.text
+@1 Sources = require "weft.weights"; original = Sources.source
+@1 function Sources.source(w, name, ...) if name == "weight" and w.prefix:find "layers.2.mlp.down_proj" then error "bad disk" end return original(w, name, ...) end
+model:replan { tensor = 4, attention = { tensor = 2 } }
+@1 Sources.source = original
+generate { prompt = "Once", max_tokens = 8, stream = false }.text == before, tostring(policy), model:replan { tensor = 4, attention = { tensor = 2 } } == model
+generate { prompt = "Once", max_tokens = 8, stream = false }.text == before
+,quit
+]]
+    local code, out, err = repl(input, "-i", "--model", demo, "-tp", "4", "--dtype", "float32")
+    assert.equal(0, code, err)
+    assert.matches("rank 1: .*bad disk", err)
+    assert.matches('true\n"tensor=4 attention={tensor=4} block_size=16"\ntrue\n', out)
+    assert.matches("true\nweft> $", out)
+  end)
+
+  it("stands engine, requests and bench", function()
+    local code, out, err = repl([[
+engine:submit { prompt = "Once upon a time", max_tokens = 5, on_finish = function(r) print(#r.output_ids) end }
+engine:submit { prompt = "The", max_tokens = 3, on_finish = function(r) print(#r.output_ids) end }
+engine:run()
+rows = bench { { tensor = 2 }, { tensor = 2, attention = { tensor = 1 } }, steps = 2, context = 16 }
+print(rows)
+print(tostring(policy))
+]], "--model", demo, "-tp", "2")
+    assert.equal(0, code, err)
+    assert.matches("^3\n5\n", out)
+    assert.matches("decode tok/s", out)
+    assert.matches("attention={tensor=1,context=2", out)
+    assert.matches("\ntensor=2 attention={tensor=2} block_size=16\n$", out)
+  end)
+end)
