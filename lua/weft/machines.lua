@@ -42,8 +42,8 @@ local profiles = {
     base = "h200", memory = 186e9, bandwidth = 7.2e12, domain = 72, link = 5.6e11,
     flops = { float32 = 6.4e13, bfloat16 = 1.97e15, float16 = 1.97e15, float8_e4m3 = 2.9e15 },
   },
-  -- Two Zen 5 cores, measured: 47 GB/s read, 358 GFLOP/s in bf16 and 134 in float32; collectives of
-  -- threads through shared memory.
+  -- Two Zen 5 cores, measured: 47 GB/s read, 358 GFLOP/s in bf16 and 134 in float32. The latencies, and
+  -- those of collectives through shared memory, are estimates for an idle machine.
   cpu = {
     memory = 16e9, reserve = 5e8, bandwidth = 4.7e10, shared = true,
     flops = { float32 = 1.34e11, bfloat16 = 3.58e11, float16 = 1.34e11, float8_e4m3 = 1.34e11 },

@@ -10,10 +10,9 @@
 -- by formula, not measurements. Heads, rows and columns are { first, count }, from 0.
 local core = require "weft.core"
 local policies = require "weft.policy"
+local Sizes = require "weft.plan.sizes"
 
 local numbers = {}
-
-local element_size = { float32 = 4, bfloat16 = 2, float16 = 2 }
 
 
 local function ceil_div(a, b) return math.floor((a + b - 1) / b) end
@@ -44,26 +43,6 @@ local function ranges(layers)
   end
   return table.concat(text, ", ")
 end
-
--- ---- weights ----
-
-local Sizes = {}
-Sizes.__index = Sizes
-
-local function sizes_of(cfg)
-  local compute = cfg.compute_dtype or cfg.dtype or "float32"
-  local weight = compute == "float32" and cfg.dtype or compute -- exact mode keeps what the checkpoint has
-  return setmetatable({ cfg = cfg, compute = compute, weight = weight, element = element_size[weight],
-    activation = element_size[compute] }, Sizes)
-end
-
---- Bytes of a matrix that quantisation applies to.
-function Sizes:linear(rows, columns)
-  if not self.cfg.quantization then return rows * columns * self.element end
-  return rows * columns + ceil_div(rows, 128) * ceil_div(columns, 128) * 4
-end
-
-function Sizes:vector(count) return count * self.element end
 
 -- ---- moves ----
 
@@ -130,8 +109,8 @@ local function attention_part(part, policy, cfg, sizes, details)
     local plan = policy:get(kind, part.layers[1], rank)
     local h = core.layout.heads { num_heads = cfg.num_attention_heads, num_kv_heads = cfg.num_key_value_heads, plan = plan }
     local rows = (h.num_heads + 2 * h.num_kv_heads) * dim
-    local qkv = sizes:linear(rows, hidden) + (cfg.qkv_bias and sizes:vector(rows) or 0)
-    local o_proj = sizes:linear(hidden, h.output_num_heads * dim)
+    local qkv = sizes:linear({ h.num_heads * dim, h.num_kv_heads * dim, h.num_kv_heads * dim }, { 0, hidden }) + (cfg.qkv_bias and sizes:vector(rows) or 0)
+    local o_proj = sizes:linear({ hidden }, { h.output_first_head * dim, h.output_num_heads * dim })
     if cfg.attention_bias and plan.output.rank == 0 then o_proj = o_proj + sizes:vector(hidden) end
     local norms = sizes:vector(hidden)
     if cfg.use_qk_norm then norms = norms + sizes:vector((h.num_heads + h.num_kv_heads) * dim) end
@@ -162,7 +141,8 @@ local function mlp_part(part, policy, cfg, sizes)
   for rank = 0, sizes.ranks - 1 do
     local plan = policy:get("mlp", part.layers[1], rank)
     local shard = core.layout.shard("columns of the MLP", width, plan.input)
-    local gate_up, down = sizes:linear(2 * shard.count, hidden), sizes:linear(hidden, shard.count)
+    local gate_up = sizes:linear({ shard.count, shard.count }, { 0, hidden })
+    local down = sizes:linear({ hidden }, columns_of(shard))
     if cfg.mlp_bias then
       gate_up, down = gate_up + sizes:vector(2 * shard.count), down + sizes:vector(plan.input.rank == 0 and hidden or 0)
     end
@@ -183,11 +163,11 @@ local function experts_part(part, policy, cfg, sizes)
     local plan = policy:get("experts", part.layers[1], rank)
     local held = core.layout.shard("experts", count, plan.expert)
     local shard = core.layout.shard("columns of an expert", width, plan.input)
-    local each = sizes:linear(2 * shard.count, hidden) + sizes:linear(hidden, shard.count)
+    local each, shared = sizes:expert(hidden, columns_of(shard))
     local router = count * (hidden + (cfg.use_routing_bias and 1 or 0)) * 4 -- float32 on every rank
     part.ranks[rank + 1] = { rank = rank, input = tostring(plan.input), output = tostring(plan.output), expert = tostring(plan.expert),
       experts = columns_of(held), columns = columns_of(shard), expert_bytes = each, router_bytes = router,
-      weight_bytes = held.count * each + router + sizes:vector(hidden) }
+      weight_bytes = held.count * each + shared + router + sizes:vector(hidden) }
     if rank == 0 then
       part.plan, part.axes, part.moves = tostring(plan), plan, {}
       add_move(part.moves, "all_reduce of the experts' sum", plan.output, all_reduce(hidden * sizes.activation, plan.output.world_size))
@@ -236,7 +216,7 @@ end
 
 --- See the top. details: context (tokens of each request), batch (requests), name (the model's).
 function numbers.of(policy, cfg, details)
-  local sizes = sizes_of(cfg)
+  local sizes = Sizes.of(cfg)
   local asked = { context = details.context or 0, batch = details.batch or 1 }
   sizes.ranks = details.ranks or policy.num_ranks
   local parts = { vocab_part(policy, cfg, sizes, "embedding") }

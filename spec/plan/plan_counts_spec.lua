@@ -1,12 +1,13 @@
 -- spec/plan/plan_counts_spec.lua - the numbers of `weft plan` are what a run with dummy weights
 -- allocates and sends.
+local core = require "weft.core"
 local numbers = require "weft.plan_numbers"
 local plan_counts = require "spec.support.plan_counts"
 
 local batch = 3
 
 local function compare(model, policy, more)
-  local options = { model = "spec/fixtures/models/" .. model .. "/config.json", load_format = "dummy", policy = policy, cache_tokens = 256 }
+  local options = { model = model:match "%.json$" and model or "spec/fixtures/models/" .. model .. "/config.json", load_format = "dummy", policy = policy, cache_tokens = 256 }
   for key, value in pairs(more or {}) do options[key] = value end
   local counted, setup = plan_counts.run(options, batch)
   -- One request as long as the whole cache: all pages.
