@@ -6,8 +6,12 @@
  *   - Strides are in elements. Any size and alignment is legal; the launcher picks a scalar tail.
  *     tokens (rows) == 0 is legal and does nothing. Sizes beyond what a comment states fail with
  *     INVALID.
- *   - CPU: weft_OP_cpu(args, pool), pool may be NULL. CUDA: weft_OP_cuda(args, stream), which
- *     never synchronises.
+ *   - CPU: weft_OP_cpu(args, pool), pool may be NULL. CUDA: weft_OP_cuda(args, stream), stream a
+ *     cudaStream_t of the current device; it never synchronises, never allocates and is safe to
+ *     capture. Every pointer in args is then device memory, so values are not checked there:
+ *     a token, index, position or block out of range is skipped, never followed.
+ *   - `cuda` in args: workspace and library handles of the caller's stream (weft_cuda.h); the CPU
+ *     ignores it, NULL is legal and slower.
  *   - "rows" are tokens. x float types: float32, bfloat16, float16. */
 #pragma once
 
@@ -22,6 +26,8 @@
 extern "C" {
 #endif
 
+typedef struct weft_cuda_context weft_cuda_context;
+
 /* y[t] = w[ids[t] - first] where first <= ids[t] < first + count, else zeros. */
 typedef struct weft_embedding_args {
     const void *w;      /* (count, hidden) w_dtype */
@@ -31,6 +37,7 @@ typedef struct weft_embedding_args {
     weft_dtype w_dtype, y_dtype;
 } weft_embedding_args;
 weft_status weft_embedding_cpu(const weft_embedding_args *args, weft_pool *pool);
+weft_status weft_embedding_cuda(const weft_embedding_args *args, void *stream);
 
 /* y[t][i] = sum_j x[t][j] * w[i][j] + bias[i].
  * w: (n, k) row-major in w_dtype: float32, bfloat16, float16, or float8_e4m3 with block scales:
@@ -49,8 +56,10 @@ typedef struct weft_linear_args {
     int64_t scale_stride, scale_col_phase;
     weft_dtype x_dtype, w_dtype, bias_dtype, y_dtype;
     int add;
+    weft_cuda_context *cuda;
 } weft_linear_args;
 weft_status weft_linear_cpu(const weft_linear_args *args, weft_pool *pool);
+weft_status weft_linear_cuda(const weft_linear_args *args, void *stream);
 
 /* r = x + residual (rounded to x's dtype, written back to residual) when residual is given, else
  * r = x;  y[t][i] = r[t][i] / sqrt(mean_i(r[t][i]^2) + eps) * gain[i].
@@ -65,6 +74,7 @@ typedef struct weft_rms_norm_args {
     weft_dtype dtype, gain_dtype;
 } weft_rms_norm_args;
 weft_status weft_rms_norm_cpu(const weft_rms_norm_args *args, weft_pool *pool);
+weft_status weft_rms_norm_cuda(const weft_rms_norm_args *args, void *stream);
 
 /* The two halves of an RMSNorm whose statistics span a group (SEMANTICS 5.2).
  * sums:  var[t * var_stride] = sum_i x[t][i]^2 / cols
@@ -80,7 +90,9 @@ typedef struct weft_group_norm_args {
     weft_dtype dtype, gain_dtype;
 } weft_group_norm_args;
 weft_status weft_group_norm_sums_cpu(const weft_group_norm_args *args, weft_pool *pool);
+weft_status weft_group_norm_sums_cuda(const weft_group_norm_args *args, void *stream);
 weft_status weft_group_norm_apply_cpu(const weft_group_norm_args *args, weft_pool *pool);
+weft_status weft_group_norm_apply_cuda(const weft_group_norm_args *args, void *stream);
 
 /* Rotates, in place, the first rotary_dim elements of every head (neox halves):
  * y1 = x1 c - x2 s; y2 = x2 c + x1 s, with x1 the first half and c, s = cos_sin[position]. */
@@ -92,6 +104,7 @@ typedef struct weft_rope_args {
     weft_dtype dtype;
 } weft_rope_args;
 weft_status weft_rope_cpu(const weft_rope_args *args, weft_pool *pool);
+weft_status weft_rope_cuda(const weft_rope_args *args, void *stream);
 
 /* Where the keys of a request are. Pages: block b of the cache holds page_size tokens of this
  * rank; element (token slot s in page, kv head h, i) is at
@@ -116,6 +129,7 @@ typedef struct weft_kv_write_args {
     weft_dtype dtype, cache_dtype;
 } weft_kv_write_args;
 weft_status weft_kv_write_cpu(const weft_kv_write_args *args, weft_pool *pool);
+weft_status weft_kv_write_cuda(const weft_kv_write_args *args, void *stream);
 
 /* Attention of a ragged batch, with its log-sum-exp.
  * Request r has query tokens [query_start_loc[r], query_start_loc[r+1]) at the global positions
@@ -144,8 +158,13 @@ typedef struct weft_attention_args {
     int causal, window;
     float scale;
     weft_dtype dtype, kv_dtype; /* dtype: q and out */
+    /* CUDA: bounds that the caller knows on the host (0: unknown, slower). Lengths on the device may
+     * be anything up to them, so that a captured launch serves longer sequences. */
+    int64_t max_query_len, max_seq_len;
+    weft_cuda_context *cuda;
 } weft_attention_args;
 weft_status weft_attention_cpu(const weft_attention_args *args, weft_pool *pool);
+weft_status weft_attention_cuda(const weft_attention_args *args, void *stream);
 
 /* SEMANTICS 2.4.4. (out, lse) = prefix merged with suffix; lse inputs of +inf or NaN count as -inf;
  * both empty: out = 0, lse = -inf. out may be prefix or suffix; lse_out may be either lse or NULL. */
@@ -158,6 +177,7 @@ typedef struct weft_merge_attn_states_args {
     weft_dtype prefix_dtype, suffix_dtype, out_dtype;
 } weft_merge_attn_states_args;
 weft_status weft_merge_attn_states_cpu(const weft_merge_attn_states_args *args, weft_pool *pool);
+weft_status weft_merge_attn_states_cuda(const weft_merge_attn_states_args *args, void *stream);
 
 /* SEMANTICS 2.4. Combines `parts` partial results of the same tokens and heads by their LSE.
  * base2: the LSEs are base 2. A part with lse -inf (or NaN, +inf) is skipped, its values unread.
@@ -173,6 +193,7 @@ typedef struct weft_dcp_combine_args {
     weft_dtype dtype, out_dtype;
 } weft_dcp_combine_args;
 weft_status weft_dcp_combine_cpu(const weft_dcp_combine_args *args, weft_pool *pool);
+weft_status weft_dcp_combine_cuda(const weft_dcp_combine_args *args, void *stream);
 
 /* The a2a exchange (SEMANTICS 2.4.2). pack: (tokens, parts * heads, dim) + lse -> send buffer
  * (parts, tokens, heads, dim + lanes) in dtype; lanes = 2 for 16-bit dtypes (low half first), 1 for
@@ -187,7 +208,9 @@ typedef struct weft_dcp_pack_args {
     weft_dtype dtype;
 } weft_dcp_pack_args;
 weft_status weft_dcp_pack_cpu(const weft_dcp_pack_args *args, weft_pool *pool);
+weft_status weft_dcp_pack_cuda(const weft_dcp_pack_args *args, void *stream);
 weft_status weft_dcp_unpack_lse_cpu(const weft_dcp_pack_args *args, weft_pool *pool);
+weft_status weft_dcp_unpack_lse_cuda(const weft_dcp_pack_args *args, void *stream);
 
 /* The ag_rs exchange: scaled[h][t][i] = out[t][h][i] * b^(lse[t][h] - s[t][h]) in float32, where s
  * is the combined LSE over lses (parts, tokens, heads); 0 where this rank's lse is empty. Also
@@ -202,6 +225,7 @@ typedef struct weft_dcp_scale_args {
     weft_dtype dtype;
 } weft_dcp_scale_args;
 weft_status weft_dcp_scale_cpu(const weft_dcp_scale_args *args, weft_pool *pool);
+weft_status weft_dcp_scale_cuda(const weft_dcp_scale_args *args, void *stream);
 
 /* lse[t][h] = -inf where t >= query_start_loc[requests], or request(t) has local_lens == 0. */
 typedef struct weft_mask_empty_args {
@@ -210,6 +234,7 @@ typedef struct weft_mask_empty_args {
     int64_t tokens, heads, requests;
 } weft_mask_empty_args;
 weft_status weft_mask_empty_cpu(const weft_mask_empty_args *args, weft_pool *pool);
+weft_status weft_mask_empty_cuda(const weft_mask_empty_args *args, void *stream);
 
 /* y[t][i] = silu(x[t][i]) * x[t][cols + i]: gate first, then up. */
 typedef struct weft_silu_mul_args {
@@ -219,6 +244,7 @@ typedef struct weft_silu_mul_args {
     weft_dtype dtype;
 } weft_silu_mul_args;
 weft_status weft_silu_mul_cpu(const weft_silu_mul_args *args, weft_pool *pool);
+weft_status weft_silu_mul_cuda(const weft_silu_mul_args *args, void *stream);
 
 /* The experts of each token (SEMANTICS 6.1). Scores by `scoring`:
  *   SIGMOID       1 / (1 + exp(-logit))
@@ -293,6 +319,7 @@ typedef struct weft_add_args {
     weft_dtype dtype;
 } weft_add_args;
 weft_status weft_add_cpu(const weft_add_args *args, weft_pool *pool);
+weft_status weft_add_cuda(const weft_add_args *args, void *stream);
 
 /* y[i] = x[indices[i]], whole rows of any dtype. indices in [0, x_rows). */
 typedef struct weft_gather_rows_args {
@@ -303,6 +330,7 @@ typedef struct weft_gather_rows_args {
     weft_dtype dtype;
 } weft_gather_rows_args;
 weft_status weft_gather_rows_cpu(const weft_gather_rows_args *args, weft_pool *pool);
+weft_status weft_gather_rows_cuda(const weft_gather_rows_args *args, void *stream);
 
 /* Sampling over a shard of the vocabulary (DESIGN 10). For each row the winner of
  * logit / temperature + gumbel(seed, position, id) over ids [first, first + count); temperature 0:
@@ -319,8 +347,10 @@ typedef struct weft_sample_args {
     float *value;             /* (rows) out: the winning score */
     int32_t *id;              /* (rows) out: global id */
     int64_t rows, first, count, logits_stride;
+    weft_cuda_context *cuda;
 } weft_sample_args;
 weft_status weft_sample_cpu(const weft_sample_args *args, weft_pool *pool);
+weft_status weft_sample_cuda(const weft_sample_args *args, void *stream);
 /* The u above, in (0, 1). */
 double weft_sample_uniform(uint64_t seed, int32_t position, int32_t id);
 

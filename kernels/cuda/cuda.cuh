@@ -1,0 +1,179 @@
+/* kernels/cuda/cuda.cuh - what the CUDA operations share: elements, vectors, sums over a block,
+ * launches and checks.
+ *
+ * Every kernel begins with `dependency_wait()`: launches overlap the end of the kernel before them
+ * (programmatic dependent launch), and until that call returns nothing that an earlier kernel of
+ * the stream wrote may be read, nor anything be written. Only weights may be read before it. */
+#pragma once
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+extern "C" {
+#include "kernels/cpu/cpu.h"
+#include "kernels/weft_cuda.h"
+#include "kernels/weft_kernels.h"
+}
+
+struct weft_cuda_context {
+    int sms;
+    unsigned *counters; /* zero between operations; whoever counts clears */
+    char *workspace;    /* 256-byte aligned */
+    size_t workspace_bytes;
+    struct weft_blas *blas;
+};
+
+namespace weft {
+
+enum { COUNTERS = 16384 };
+
+typedef __nv_bfloat16 bf16;
+
+/* ---- host side ---- */
+
+/* The status of the launches so far; `op` begins the text. */
+weft_status launched(const char *op);
+weft_status failed(const char *op, cudaError_t error);
+
+static inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline bool aligned(const void *p, size_t bytes) { return (uintptr_t)p % bytes == 0; }
+static inline const char *at(const void *base, weft_dtype dtype, int64_t index)
+{
+    return (const char *)base + index * (int64_t)weft_dtype_size(dtype);
+}
+
+/* f(T()) with T the element type of a dtype that check_float has passed. */
+template <class F> static inline void by_float(weft_dtype dtype, F f)
+{
+    if (dtype == WEFT_F32) f(float());
+    else if (dtype == WEFT_BF16) f(bf16());
+    else f(__half());
+}
+
+template <class... P, class... A>
+static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void *stream, A... args)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = (cudaStream_t)stream;
+#ifdef WEFT_CUDA_DEPENDENT_LAUNCH
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+#endif
+    /* The error stays the runtime's last error, which launched() takes. */
+    (void)cudaLaunchKernelEx(&config, kernel, P(args)...);
+}
+
+/* ---- device side ---- */
+
+__device__ __forceinline__ void dependency_wait()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ __forceinline__ float minus_inf() { return __int_as_float((int)0xff800000u); }
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
+template <class T> __device__ __forceinline__ T narrow(float x);
+template <> __device__ __forceinline__ float narrow<float>(float x) { return x; }
+template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) { return __float2bfloat16_rn(x); }
+template <> __device__ __forceinline__ __half narrow<__half>(float x) { return __float2half_rn(x); }
+
+/* e4m3 by its bits: exact, NaN included. */
+__device__ __forceinline__ float widen_e4m3(uint8_t b)
+{
+    uint32_t sign = (uint32_t)(b & 0x80) << 24, rest = b & 0x7f;
+    if (rest == 0x7f) return __uint_as_float(0x7fc00000u | sign);
+    return __uint_as_float(sign | (rest << 20)) * 0x1p120f;
+}
+
+/* One element of a dtype known at run time. */
+__device__ __forceinline__ float load(const void *p, int dtype, int64_t i)
+{
+    if (dtype == WEFT_F32) return ((const float *)p)[i];
+    if (dtype == WEFT_BF16) return widen(((const bf16 *)p)[i]);
+    if (dtype == WEFT_F16) return widen(((const __half *)p)[i]);
+    return widen_e4m3(((const uint8_t *)p)[i]);
+}
+__device__ __forceinline__ void store(void *p, int dtype, int64_t i, float x)
+{
+    if (dtype == WEFT_F32) ((float *)p)[i] = x;
+    else if (dtype == WEFT_BF16) ((bf16 *)p)[i] = narrow<bf16>(x);
+    else ((__half *)p)[i] = narrow<__half>(x);
+}
+
+template <class T, int N> struct alignas(sizeof(T) * N) Pack {
+    T v[N];
+};
+
+__device__ __forceinline__ float warp_sum(float x)
+{
+    for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+    return x;
+}
+/* The sum over a block of whole warps, in every thread. */
+__device__ __forceinline__ float block_sum(float x)
+{
+    __shared__ float part[32];
+    x = warp_sum(x);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0.0f;
+    for (int w = 0; w < (int)blockDim.x / 32; w++) sum += part[w];
+    return sum;
+}
+
+/* Who holds a position and where: plan/layout.h for a weft_page_layout. */
+__device__ __forceinline__ int page_owner(const weft_page_layout &p, int64_t position)
+{
+    if (p.context_size == 1) return 0;
+    return (int)((int)position / p.interleave % p.context_size);
+}
+__device__ __forceinline__ int page_local(const weft_page_layout &p, int64_t position)
+{
+    if (p.context_size == 1) return (int)position;
+    int i = (int)position, round = p.context_size * p.interleave;
+    return i / round * p.interleave + i % p.interleave;
+}
+__device__ __forceinline__ int page_local_len(const weft_page_layout &p, int64_t length)
+{
+    if (p.context_size == 1) return (int)length;
+    int n = (int)length, round = p.context_size * p.interleave;
+    int rest = n % round - p.context_rank * p.interleave;
+    rest = rest < 0 ? 0 : rest > p.interleave ? p.interleave : rest;
+    return n / round * p.interleave + rest;
+}
+
+/* The request of a token, or `requests` behind the last. */
+__device__ __forceinline__ int request_of(const int32_t *query_start_loc, int64_t requests, int64_t token)
+{
+    int low = 0, high = (int)requests;
+    if (requests == 0 || token >= query_start_loc[requests]) return (int)requests;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (query_start_loc[middle] <= token) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+} // namespace weft

@@ -1,0 +1,95 @@
+/* kernels/cuda/rope.cu - rotary embedding, and keys and values into the pages. */
+#include <inttypes.h>
+
+#include "kernels/cuda/cuda.cuh"
+
+namespace weft {
+
+template <class T> __global__ void rotate(const weft_rope_args a)
+{
+    dependency_wait();
+    const int64_t t = blockIdx.x;
+    const int half = (int)a.rotary_dim / 2, position = a.positions[t];
+    if (position < 0 || position >= a.max_positions) return;
+    const float *cos = a.cos_sin + (int64_t)position * a.rotary_dim, *sin = cos + half;
+    T *x = (T *)a.x + t * a.token_stride;
+    for (int i = threadIdx.x; i < (int)a.heads * half; i += blockDim.x) {
+        const int j = i % half;
+        T *head = x + (int64_t)(i / half) * a.head_dim;
+        const float c = cos[j], s = sin[j], x1 = widen(head[j]), x2 = widen(head[half + j]);
+        head[j] = narrow<T>(x1 * c - x2 * s);
+        head[half + j] = narrow<T>(x2 * c + x1 * s);
+    }
+}
+
+/* The row of pages of token t, or -1 where this rank holds no place for it. */
+__device__ static int64_t place_of(const weft_kv_write_args &a, int64_t t)
+{
+    const int r = request_of(a.query_start_loc, a.requests, t), position = a.positions[t];
+    if (r >= a.requests || position < 0 || page_owner(a.pages, position) != a.pages.context_rank) return -1;
+    const int local = page_local(a.pages, position), page = (int)a.pages.page_size, entry = local / page;
+    if (entry >= a.pages.block_table_stride) return -1;
+    const int64_t block = a.pages.block_table[r * a.pages.block_table_stride + entry];
+    return block < 0 ? -1 : block * a.num_kv_heads * page + local % page;
+}
+
+/* N > 1: k, v and caches are of type T and rows are whole packs. */
+template <class T, int N>
+__device__ __forceinline__ void write_rows(const weft_kv_write_args &a, const void *from, void *cache, int64_t place, int dim)
+{
+    const int packs = dim / N;
+    for (int i = threadIdx.x; i < (int)a.num_kv_heads * packs; i += blockDim.x) {
+        const int h = i / packs;
+        const int64_t to = (place + h * a.pages.page_size) * dim + (i % packs) * N;
+        if (N > 1) ((Pack<T, N> *)cache)[to / N] = ((const Pack<T, N> *)from)[i];
+        else store(cache, a.cache_dtype, to, widen(((const T *)from)[i]));
+    }
+}
+
+template <class T, int N> __global__ void kv_write(const weft_kv_write_args a)
+{
+    dependency_wait();
+    const int64_t t = blockIdx.x, place = place_of(a, t);
+    if (place < 0) return;
+    write_rows<T, N>(a, (const T *)a.k + t * a.k_stride, a.k_cache, place, (int)a.head_dim);
+    write_rows<T, N>(a, (const T *)a.v + t * a.v_stride, a.v_cache, place, (int)a.head_dim_v);
+}
+
+} // namespace weft
+
+using namespace weft;
+
+extern "C" weft_status weft_rope_cuda(const weft_rope_args *a, void *stream)
+{
+    const int64_t sizes[] = {a->tokens, a->heads, a->head_dim, a->rotary_dim, a->max_positions};
+    WEFT_TRY(weft__check_sizes("rope", "tokens, heads, head_dim, rotary_dim, max_positions", sizes, 5));
+    WEFT_TRY(weft__check_float("rope", "x", a->dtype));
+    if (a->rotary_dim % 2 != 0 || a->rotary_dim > a->head_dim)
+        return weft_fail(WEFT_INVALID, "rope: rotary_dim must be even and at most head_dim, got %" PRId64 " of %" PRId64, a->rotary_dim,
+                         a->head_dim);
+    if (a->tokens == 0 || a->rotary_dim == 0 || a->heads == 0) return WEFT_OK;
+    const unsigned threads = (unsigned)least(1024, div_up(a->heads * a->rotary_dim / 2, 32) * 32);
+    by_float(a->dtype, [&](auto tag) { launch(rotate<decltype(tag)>, (unsigned)a->tokens, threads, 0, stream, *a); });
+    return launched("rope");
+}
+
+extern "C" weft_status weft_kv_write_cuda(const weft_kv_write_args *a, void *stream)
+{
+    const int64_t sizes[] = {a->tokens, a->requests, a->num_kv_heads, a->head_dim, a->head_dim_v};
+    WEFT_TRY(weft__check_sizes("kv_write", "tokens, requests, num_kv_heads, head_dim, head_dim_v", sizes, 5));
+    WEFT_TRY(weft__check_float("kv_write", "k and v", a->dtype));
+    WEFT_TRY(weft__check_float("kv_write", "the cache", a->cache_dtype));
+    WEFT_TRY(weft__check_pages("kv_write", &a->pages));
+    if (a->requests == 0 || a->tokens == 0 || a->num_kv_heads == 0) return WEFT_OK;
+    by_float(a->dtype, [&](auto tag) {
+        using T = decltype(tag);
+        constexpr int N = 16 / sizeof(T);
+        bool packs = a->dtype == a->cache_dtype && (a->head_dim | a->head_dim_v | a->k_stride | a->v_stride) % N == 0 &&
+                     aligned(a->k, 16) && aligned(a->v, 16) && aligned(a->k_cache, 16) && aligned(a->v_cache, 16);
+        const int64_t items = a->num_kv_heads * most(a->head_dim, a->head_dim_v) / (packs ? N : 1);
+        const unsigned threads = (unsigned)least(256, div_up(most(items, 1), 32) * 32);
+        if (packs) launch(kv_write<T, N>, (unsigned)a->tokens, threads, 0, stream, *a);
+        else launch(kv_write<T, 1>, (unsigned)a->tokens, threads, 0, stream, *a);
+    });
+    return launched("kv_write");
+}

@@ -1,0 +1,89 @@
+/* kernels/cuda/tests/check.c - every CUDA operation against the CPU's, on random inputs at odd sizes.
+ * Prints a table; exit 1 on a difference. */
+#include "kernels/cuda/tests/check.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { NAMES = 64 };
+
+static struct entry {
+    char name[48];
+    int cases, failures;
+    double worst; /* difference over tolerance */
+} table[NAMES];
+static int entries;
+static struct entry *current;
+
+static void fail(const char *what)
+{
+    current->failures++;
+    if (current->failures <= 3) fprintf(stderr, "FAILED %s: %s\n", current->name, what);
+}
+
+int check_begin(const char *name, weft_status cuda, weft_status cpu)
+{
+    current = NULL;
+    for (int i = 0; i < entries; i++)
+        if (strcmp(table[i].name, name) == 0) current = &table[i];
+    if (current == NULL && entries < NAMES) {
+        current = &table[entries++];
+        snprintf(current->name, sizeof current->name, "%s", name);
+    }
+    current->cases++;
+    int well = twin_download();
+    if (cuda != WEFT_OK || cpu != WEFT_OK || !well) fail(weft_error_message());
+    return cuda == WEFT_OK && cpu == WEFT_OK && well;
+}
+
+double check_tolerance(weft_dtype dtype) { return dtype == WEFT_F32 ? 2e-6 : dtype == WEFT_F16 ? 6e-4 : 5e-3; }
+
+void check_values(const void *host, weft_dtype dtype, int64_t count, double tolerance)
+{
+    const void *result = twin_result(host);
+    double difference = 0, norm = 0;
+    char text[160];
+    for (int64_t i = 0; i < count; i++) {
+        double want = weft_load_f32(host, dtype, i), got = weft_load_f32(result, dtype, i);
+        if (want == got && (isinf(want) || fabs(want) >= 900)) continue; /* untouched, as twin_take filled it */
+        if (!isfinite(want) || !isfinite(got)) {
+            snprintf(text, sizeof text, "element %lld is %g, wanted %g", (long long)i, got, want);
+            fail(text);
+            return;
+        }
+        difference += (got - want) * (got - want);
+        norm += want * want;
+    }
+    double error = norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+    if (error / tolerance > current->worst) current->worst = error / tolerance;
+    if (error <= tolerance) return;
+    snprintf(text, sizeof text, "relative difference %.2e, allowed %.2e (case %d)", error, tolerance, current->cases);
+    fail(text);
+}
+
+void check_equal(const void *host, size_t bytes)
+{
+    if (memcmp(host, twin_result(host), bytes) != 0) fail("bytes differ");
+}
+
+int check_report(void)
+{
+    int failures = 0;
+    printf("%-34s %6s %9s %22s\n", "operation", "cases", "failures", "difference / allowed");
+    for (int i = 0; i < entries; i++) {
+        printf("%-34s %6d %9d %22.3f\n", table[i].name, table[i].cases, table[i].failures, table[i].worst);
+        failures += table[i].failures;
+    }
+    printf("%s\n", failures == 0 ? "all agree" : "DIFFERENCES");
+    return failures != 0;
+}
+
+int main(void)
+{
+    check_rows();
+    check_dcp();
+    check_linear();
+    check_attention();
+    return check_report();
+}

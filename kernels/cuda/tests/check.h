@@ -1,0 +1,24 @@
+/* kernels/cuda/tests/check.h - comparing a case's results, and the table of all. */
+#pragma once
+
+#include "kernels/cuda/tests/twin.h"
+
+/* Runs one case: twin memory is filled, args point into it. cpu and cuda are the two operations,
+ * `device_args` the args with device pointers. */
+#define RUN(name, op, args, device_args)                                              \
+    (twin_upload(), check_begin(name, weft_##op##_cuda(&(device_args), NULL), weft_##op##_cpu(&(args), NULL)))
+
+/* 1 when both returned OK and the device is well. */
+int check_begin(const char *name, weft_status cuda, weft_status cpu);
+/* Compares `count` elements at a host address; tolerance: of the relative norm of the difference. */
+void check_values(const void *host, weft_dtype dtype, int64_t count, double tolerance);
+void check_equal(const void *host, size_t bytes);
+
+double check_tolerance(weft_dtype dtype); /* what rounding to dtype allows */
+/* Prints the table; 0 when all agreed. */
+int check_report(void);
+
+void check_rows(void);
+void check_linear(void);
+void check_attention(void);
+void check_dcp(void);
