@@ -171,6 +171,12 @@ weft_rank *weft_lua_rank(lua_State *L)
     return rank;
 }
 
+weft_memory *weft_lua_memory_like(lua_State *L, const weft_tensor *tensor)
+{
+    weft_rank *rank = weft_lua_rank(L);
+    return tensor->storage->cuda != NULL ? rank->device_memory : rank->memory;
+}
+
 /* ---- tensors ---- */
 
 weft_tensor *weft_check_tensor(lua_State *L, int index)

@@ -33,6 +33,8 @@ int weft_push_failure(lua_State *L, weft_status status);
 
 /* The rank of this Lua state; made on first use (a single rank) when nobody set one. */
 weft_rank *weft_lua_rank(lua_State *L);
+/* Where new tensors beside this one belong: the rank's memory on the host, or on its GPU. */
+weft_memory *weft_lua_memory_like(lua_State *L, const weft_tensor *tensor);
 void weft_lua_set_rank(lua_State *L, weft_rank *rank); /* takes over a reference */
 
 #define WEFT_TENSOR "weft.tensor"

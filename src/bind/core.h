@@ -15,6 +15,7 @@ void weft_open_line_editor(lua_State *L); /* lua_line_editor.c: lines typed at a
 void weft_open_json(lua_State *L);      /* lua_json.c */
 void weft_open_checkpoint(lua_State *L); /* lua_checkpoint.c: safetensors, sources of weights */
 void weft_open_safetensors(lua_State *L); /* lua_safetensors.c: tensors into a file */
+void weft_open_device(lua_State *L);      /* lua_device.c: GPUs and captured graphs */
 void weft_open_rows(lua_State *L);        /* lua_rows.c: rows of a step's tensors */
 void weft_open_tokenizer(lua_State *L); /* lua_tokenizer.c */
 void weft_open_ops(lua_State *L);       /* lua_ops.c: every kernel contract, for specs and scripts */

@@ -67,7 +67,7 @@ static weft_tensor *push_like(lua_State *L, const weft_tensor *like, int dim, in
     weft_tensor *tensor = NULL;
     memcpy(shape, like->shape, sizeof shape);
     if (dim >= 0) shape[dim] = length;
-    weft_raise_if(L, weft_tensor_create(&tensor, weft_lua_rank(L)->memory, like->dtype, like->ndim, shape));
+    weft_raise_if(L, weft_tensor_create(&tensor, weft_lua_memory_like(L, like), like->dtype, like->ndim, shape));
     weft_push_tensor(L, tensor);
     return tensor;
 }

@@ -40,6 +40,7 @@ weft_tensor *weft__op_tensor_or_nil(lua_State *L, const char *name, int ndim)
     weft_tensor *tensor = (weft_tensor *)weft_box_test(L, -1, WEFT_TENSOR);
     if (tensor == NULL) luaL_error(L, "%s: expected an open weft.tensor, got %s", name, luaL_typename(L, -1));
     if (weft_tensor_check(tensor) != WEFT_OK) luaL_error(L, "%s: %s", name, weft_error_message());
+    if (tensor->storage->cuda != NULL) luaL_error(L, "%s: core.ops compute on the host, and the tensor is on a GPU", name);
     lua_pop(L, 1);
     if (ndim >= 0 && tensor->ndim != ndim) {
         char wanted[40];

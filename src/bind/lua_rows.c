@@ -7,7 +7,7 @@
 
 #include "bind/box.h"
 #include "bind/core.h"
-#include "kernels/weft_kernels.h"
+#include "layers/run.h"
 
 /* core.gather_rows(x, indices) -> rows of x ([tokens, width], any dtype) by int32 indices, in the arena. */
 static int l_gather_rows(lua_State *L)
@@ -20,11 +20,13 @@ static int l_gather_rows(lua_State *L)
     weft_tensor *y = NULL;
     weft_raise_if(L, weft_arena_tensor(rank->arena, &y, x->dtype, 2, (int64_t[]){indices->shape[0], x->shape[1]}));
     weft_push_tensor(L, y);
+    const void *where = NULL;
+    weft_raise_if(L, weft_run_operand(rank, indices, &where));
     weft_gather_rows_args args = {
-        .x = x->data, .indices = indices->data, .y = y->data, .count = indices->shape[0], .cols = x->shape[1],
+        .x = x->data, .indices = where, .y = y->data, .count = indices->shape[0], .cols = x->shape[1],
         .x_stride = x->stride[0], .y_stride = y->stride[0], .x_rows = x->shape[0], .dtype = x->dtype,
     };
-    weft_raise_if(L, weft_gather_rows_cpu(&args, rank->pool));
+    weft_raise_if(L, WEFT_RUN(rank, gather_rows, &args));
     return 1;
 }
 
@@ -54,6 +56,7 @@ static top_two best_of(const float *row, int64_t count)
 static int l_compare_rows(lua_State *L)
 {
     weft_tensor *a = weft_check_tensor(L, 1), *b = weft_check_tensor(L, 2);
+    luaL_argcheck(L, a->storage->cuda == NULL && b->storage->cuda == NULL, 1, "tensors on the host expected: core.to_host(t)");
     double margin = luaL_optnumber(L, 3, 0);
     luaL_argcheck(L, a->ndim == 2 && b->ndim == 2 && a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1], 2,
                   "two tensors of one [rows, width] expected");

@@ -24,6 +24,7 @@ static int l_save(lua_State *L)
     while (lua_next(L, 2)) {
         if (lua_type(L, -2) != LUA_TSTRING) luaL_argerror(L, 2, "names of tensors are strings");
         weft_tensor *tensor = weft_check_tensor(L, -1);
+        if (tensor->storage->cuda != NULL) luaL_argerror(L, 2, "tensors on the host expected: core.to_host(t)");
         if (!weft_tensor_is_contiguous(tensor)) luaL_argerror(L, 2, "contiguous tensors expected: give a :clone()");
         count++;
         lua_pop(L, 1);

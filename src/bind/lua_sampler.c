@@ -128,6 +128,31 @@ static int l_forward_step(lua_State *L)
     return push_ids(L, ids);
 }
 
+/* sampler:launch(logits, step) and sampler:take(step): forward_step in two halves, on a GPU. */
+static int l_launch(lua_State *L)
+{
+    weft_sampler *sampler = (weft_sampler *)weft_box_check(L, 1, SAMPLER);
+    const weft_tensor *logits = weft_check_tensor(L, 2);
+    const weft_step *step = weft_check_step(L, 3);
+    weft_step_arrays arrays = weft_step_arrays_of(step);
+    if (!step->uploaded) luaL_error(L, "the step was not uploaded");
+    if (logits->ndim != 2 || logits->shape[0] != arrays.logits) luaL_error(L, "expected logits of the step's %d rows", (int)arrays.logits);
+    weft_raise_if(L, weft_sampler_launch(sampler, logits, arrays.temperature, arrays.seeds, arrays.sample_positions));
+    return 0;
+}
+
+static int l_take(lua_State *L)
+{
+    weft_sampler *sampler = (weft_sampler *)weft_box_check(L, 1, SAMPLER);
+    const weft_step *step = weft_check_step(L, 2);
+    weft_tensor *ids = NULL;
+    sampler->drawn_rows = weft_step_arrays_of(step).logits; /* a replayed graph drew as many as its step has */
+    weft_object **slot = weft_box_new(L, WEFT_TENSOR);
+    weft_raise_if(L, weft_sampler_take(sampler, step->header->num_logits, &ids));
+    *slot = &ids->object;
+    return push_ids(L, ids);
+}
+
 /* A whole row of logits: float32 [vocab] or [1, vocab]. */
 static const float *check_row(lua_State *L, int index, int64_t *vocab)
 {
@@ -136,6 +161,7 @@ static const float *check_row(lua_State *L, int index, int64_t *vocab)
     if (row->dtype != WEFT_F32 || row->ndim < 1 || row->ndim > 2 || (row->ndim == 2 && row->shape[0] != 1) ||
         (row->stride[last] != 1 && row->shape[last] > 1))
         luaL_argerror(L, index, "expected one dense row of float32 logits");
+    if (row->storage->cuda != NULL) luaL_argerror(L, index, "the row is on a GPU: give core.to_host(row)");
     *vocab = row->shape[last];
     return row->data;
 }
@@ -211,7 +237,7 @@ static int l_logprobs(lua_State *L)
 
 void weft_open_sampler(lua_State *L)
 {
-    static const luaL_Reg methods[] = {{"forward", l_forward}, {"forward_step", l_forward_step}, {NULL, NULL}};
+    static const luaL_Reg methods[] = {{"forward", l_forward}, {"forward_step", l_forward_step}, {"launch", l_launch}, {"take", l_take}, {NULL, NULL}};
     static const luaL_Reg functions[] = {{"new", l_new}, {"draw", l_draw}, {"logprobs", l_logprobs}, {NULL, NULL}};
     weft_box_class(L, SAMPLER, methods, NULL, NULL);
     lua_newtable(L);

@@ -12,9 +12,10 @@
  *   { ids=, query_start_loc=, seq_lens= [, positions=] [, block_table={{..},..}, block_tokens=]
  *     [, logits_indices=, temperature= (number or list), seed= (number or list)] }
  * and with both: kind="forward"|"stop"|"command", payload=string, bucket=, pad_to=, gather_logits=,
- * want_hidden=. sample=true is logits="last". A block may be false where a request has given it back.
+ * want_hidden=, graph= (one token and one row of logits for each request). sample=true is logits="last". A block may be false where a request has given it back.
  * Fields: kind, num_tokens, num_requests, num_logits, max_context_len, block_tokens, bucket,
- * gather_logits, want_hidden, payload, seeds (a list); tensors over the record: ids, positions,
+ * gather_logits, want_hidden, payload, seeds (a list), rows (logits_indices where the rank computes),
+ * graph_key (a text, or nil when no graph may run it); step:upload() copies the arrays to the rank's GPU; tensors over the record: ids, positions,
  * query_start_loc, seq_lens, block_table, logits_indices, sample_positions, temperature. */
 #include <stdio.h>
 #include <string.h>
@@ -256,7 +257,7 @@ static void fill_lists(lua_State *L, weft_step *step, int64_t tokens)
 static const char *const build_names[] = {
     "requests",      "kind",           "payload", "bucket",          "pad_to",        "gather_logits", "want_hidden",
     "block_tokens",  "ids",            "positions", "query_start_loc", "seq_lens",    "block_table",   "logits_indices",
-    "temperature",   "seed",           NULL};
+    "temperature",   "seed",           "graph",   NULL};
 
 static int l_build(lua_State *L)
 {
@@ -269,6 +270,7 @@ static int l_build(lua_State *L)
     if (!weft_step_kind_from_name(kind, &shape.kind)) luaL_error(L, "unknown kind of step '%s' (known: forward, stop, command)", kind);
     if (weft_field_bool_or(L, 2, "gather_logits", 0)) shape.flags |= WEFT_STEP_GATHER_LOGITS;
     if (weft_field_bool_or(L, 2, "want_hidden", 0)) shape.flags |= WEFT_STEP_WANT_HIDDEN;
+    if (weft_field_bool_or(L, 2, "graph", 0)) shape.flags |= WEFT_STEP_GRAPH;
     lua_getfield(L, 2, "payload");
     shape.payload_bytes = (int64_t)lua_objlen(L, -1);
     lua_settop(L, 2);
@@ -323,37 +325,67 @@ static int l_decode(lua_State *L)
 
 /* ---- fields ---- */
 
-static void push_view(lua_State *L, weft_step *step, void *data, weft_dtype dtype, int ndim, int64_t rows, int64_t cols)
+/* device: the same array on the rank's GPU, or `data`. */
+static void push_view(lua_State *L, weft_step *step, void *data, const void *device, weft_dtype dtype, int ndim, int64_t rows, int64_t cols)
 {
     weft_tensor *view = NULL;
     weft_raise_if(L, weft_tensor_wrap(&view, &step->buffer->storage->object, data, dtype, ndim, (int64_t[]){rows, cols}));
+    if (device != data) view->device_data = (void *)device;
     weft_push_tensor(L, view);
 }
 
 static int push_array(lua_State *L, weft_step *step, const char *name)
 {
     const weft_step_header *h = step->header;
+    const weft_step_arrays a = weft_step_arrays_of(step);
     const struct {
         const char *name;
         void *data;
+        const void *device;
         int64_t count;
         weft_dtype dtype;
     } arrays[] = {
-        {"ids", step->ids, h->num_tokens, WEFT_I32},
-        {"positions", step->positions, h->num_tokens, WEFT_I32},
-        {"query_start_loc", step->query_start_loc, (int64_t)h->num_requests + 1, WEFT_I32},
-        {"seq_lens", step->seq_lens, h->num_requests, WEFT_I32},
-        {"logits_indices", step->logits_indices, h->num_logits, WEFT_I32},
-        {"sample_positions", step->sample_positions, h->num_logits, WEFT_I32},
-        {"temperature", step->temperature, h->num_logits, WEFT_F32},
+        {"ids", step->ids, a.ids, h->num_tokens, WEFT_I32},
+        {"positions", step->positions, a.positions, h->num_tokens, WEFT_I32},
+        {"query_start_loc", step->query_start_loc, a.query_start_loc, (int64_t)h->num_requests + 1, WEFT_I32},
+        {"seq_lens", step->seq_lens, a.seq_lens, h->num_requests, WEFT_I32},
+        {"logits_indices", step->logits_indices, a.logits_indices, h->num_logits, WEFT_I32},
+        {"sample_positions", step->sample_positions, a.sample_positions, h->num_logits, WEFT_I32},
+        {"temperature", step->temperature, a.temperature, h->num_logits, WEFT_F32},
     };
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (strcmp(name, arrays[i].name) != 0) continue;
-        push_view(L, step, arrays[i].data, arrays[i].dtype, 1, arrays[i].count, 0);
+        push_view(L, step, arrays[i].data, arrays[i].device, arrays[i].dtype, 1, arrays[i].count, 0);
         return 1;
     }
     if (strcmp(name, "block_table") != 0) return 0;
-    push_view(L, step, step->block_table, WEFT_I32, 2, h->num_requests, h->block_table_stride);
+    push_view(L, step, step->block_table, step->block_table, WEFT_I32, 2, h->num_requests, h->block_table_stride);
+    return 1;
+}
+
+/* The rows that get logits, where the rank computes and with the padding of its graphs. */
+static void push_rows(lua_State *L, weft_step *step)
+{
+    const weft_step_arrays a = weft_step_arrays_of(step);
+    weft_storage *storage = step->uploaded ? weft_lua_rank(L)->step_buffer->storage : step->buffer->storage;
+    weft_tensor *view = NULL;
+    weft_raise_if(L, weft_tensor_wrap(&view, &storage->object, (void *)a.logits_indices, WEFT_I32, 1, &a.logits));
+    view->storage->cuda = storage->cuda;
+    weft_push_tensor(L, view);
+}
+
+/* Steps of one key may run as one captured graph; nil: this one may not. */
+static void push_graph_key(lua_State *L, const weft_step *step)
+{
+    const weft_step_header *h = step->header;
+    if (!step->uploaded || !(h->flags & WEFT_STEP_GRAPH) || h->max_context_len == 0) lua_pushnil(L);
+    else lua_pushfstring(L, "%d rows, %d blocks", h->num_tokens, (int)step->device.block_table_stride);
+}
+
+static int l_upload(lua_State *L)
+{
+    weft_raise_if(L, weft_step_upload(weft_check_step(L, 1), weft_lua_rank(L)));
+    lua_settop(L, 1);
     return 1;
 }
 
@@ -383,6 +415,8 @@ static int fields(lua_State *L)
     else if (strcmp(name, "want_hidden") == 0) lua_pushboolean(L, h->flags & WEFT_STEP_WANT_HIDDEN);
     else if (strcmp(name, "payload") == 0) lua_pushlstring(L, step->payload, (size_t)h->payload_bytes);
     else if (strcmp(name, "seeds") == 0) push_seeds(L, step);
+    else if (strcmp(name, "rows") == 0) push_rows(L, step);
+    else if (strcmp(name, "graph_key") == 0) push_graph_key(L, step);
     else lua_pushnil(L);
     return 1;
 }
@@ -403,7 +437,7 @@ static int to_string(lua_State *L)
 void weft_open_step(lua_State *L)
 {
     static const luaL_Reg methods[] = {
-        {"build", l_build}, {"publish", l_publish}, {"record", l_record}, {"decode", l_decode}, {NULL, NULL},
+        {"build", l_build}, {"publish", l_publish}, {"record", l_record}, {"decode", l_decode}, {"upload", l_upload}, {NULL, NULL},
     };
     weft_box_class(L, WEFT_STEP, methods, fields, to_string);
     lua_pushcfunction(L, new_step);

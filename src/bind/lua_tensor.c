@@ -3,7 +3,8 @@
  *   core.tensor({2, 3}, "float32" [, {values...}])   contents: values, or zeros
  *   t.shape t.dtype t.ndim t.numel t.stride  t:narrow(dim, start, n) t:select(dim, i)
  *   t:transpose(d0, d1) t:view{...} t:clone([dtype]) t:copy(src) t:fill(v) t:get(i, j, ...)
- *   t:set(v, i, j, ...) t:totable() t:bytes() t:show([n])
+ *   t:set(v, i, j, ...) t:totable() t:bytes() t:show([n]) t.device ("cpu" or "cuda")
+ *   core.to_host(t)    t itself, or a copy of what lies on a GPU; :clone stays where t is
  *   core.memory() -> {live_bytes=, peak_bytes=, live_blocks=, allocations=} of this rank
  *   core.arena.begin_step() next_layer() end_layers() bytes() tensor(shape, dtype)   the memory of a step:
  *       what forward returns lives there through the next decoder layer
@@ -90,6 +91,7 @@ static int fields(lua_State *L)
     if (strcmp(name, "shape") == 0) push_sizes(L, tensor->shape, tensor->ndim);
     else if (strcmp(name, "stride") == 0) push_sizes(L, tensor->stride, tensor->ndim);
     else if (strcmp(name, "dtype") == 0) lua_pushstring(L, weft_dtype_name(tensor->dtype));
+    else if (strcmp(name, "device") == 0) lua_pushstring(L, tensor->storage->cuda != NULL ? "cuda" : "cpu");
     else if (strcmp(name, "ndim") == 0) lua_pushinteger(L, tensor->ndim);
     else if (strcmp(name, "numel") == 0) lua_pushnumber(L, (lua_Number)weft_tensor_numel(tensor));
     else lua_pushnil(L);
@@ -148,7 +150,7 @@ static int l_clone(lua_State *L)
 {
     weft_tensor *tensor = weft_check_tensor(L, 1), *copy = NULL;
     weft_dtype dtype = check_dtype(L, 2, tensor->dtype);
-    weft_raise_if(L, weft_tensor_create(&copy, weft_lua_rank(L)->memory, dtype, tensor->ndim, tensor->shape));
+    weft_raise_if(L, weft_tensor_create(&copy, weft_lua_memory_like(L, tensor), dtype, tensor->ndim, tensor->shape));
     weft_push_tensor(L, copy);
     weft_raise_if(L, weft_tensor_copy(copy, tensor));
     return 1;
@@ -189,9 +191,30 @@ static void push_element(lua_State *L, const weft_tensor *tensor, int64_t offset
     else lua_pushnumber(L, weft_load_f32(tensor->data, tensor->dtype, offset));
 }
 
+/* Pushes the tensor, or a host copy of it. */
+static weft_tensor *push_host(lua_State *L, weft_tensor *tensor)
+{
+    weft_tensor *copy = NULL;
+    weft_raise_if(L, weft_tensor_to_host(&copy, tensor));
+    weft_push_tensor(L, copy);
+    return copy;
+}
+
+static int l_to_host(lua_State *L)
+{
+    (void)push_host(L, weft_check_tensor(L, 1));
+    return 1;
+}
+
 static int l_get(lua_State *L)
 {
     weft_tensor *tensor = weft_check_tensor(L, 1);
+    (void)element(L, tensor, 2);
+    int indices = lua_gettop(L);
+    tensor = push_host(L, tensor);
+    lua_insert(L, 1); /* copy tensor indices: the same places in the copy */
+    lua_remove(L, 2);
+    lua_settop(L, indices);
     push_element(L, tensor, element(L, tensor, 2));
     return 1;
 }
@@ -201,6 +224,7 @@ static int l_set(lua_State *L)
     weft_tensor *tensor = weft_check_tensor(L, 1);
     double value = luaL_checknumber(L, 2);
     int64_t offset = element(L, tensor, 3);
+    if (tensor->storage->cuda != NULL) luaL_argerror(L, 1, "the tensor is on a GPU: set a host tensor and :copy it there");
     if (tensor->dtype == WEFT_I32) ((int32_t *)tensor->data)[offset] = (int32_t)value;
     else weft_store_f32(tensor->data, tensor->dtype, offset, (float)value);
     lua_settop(L, 1);
@@ -224,7 +248,7 @@ static void push_values(lua_State *L, const weft_tensor *tensor, int64_t limit)
 
 static int l_totable(lua_State *L)
 {
-    push_values(L, weft_check_tensor(L, 1), INT64_MAX);
+    push_values(L, push_host(L, weft_check_tensor(L, 1)), INT64_MAX);
     return 1;
 }
 
@@ -233,7 +257,7 @@ static int l_show(lua_State *L)
 {
     weft_tensor *tensor = weft_check_tensor(L, 1);
     int limit = (int)luaL_optinteger(L, 2, 8);
-    push_values(L, tensor, limit);
+    push_values(L, push_host(L, tensor), limit);
     char text[160];
     luaL_Buffer buffer;
     int values = lua_gettop(L), count = (int)lua_objlen(L, values);
@@ -260,7 +284,7 @@ static int l_bytes(lua_State *L)
 /* core.memory() -> {live_bytes=, peak_bytes=, live_blocks=, allocations=} of this rank */
 static int l_memory(lua_State *L)
 {
-    weft_memory *memory = weft_lua_rank(L)->memory;
+    weft_memory *memory = weft_lua_rank(L)->device_memory;
     lua_createtable(L, 0, 4);
     lua_pushnumber(L, (lua_Number)atomic_load(&memory->live_bytes));
     lua_setfield(L, -2, "live_bytes");
@@ -324,6 +348,8 @@ void weft_open_tensor(lua_State *L)
     weft_box_class(L, WEFT_TENSOR, methods, fields, to_string);
     lua_pushcfunction(L, l_tensor);
     lua_setfield(L, -2, "tensor");
+    lua_pushcfunction(L, l_to_host);
+    lua_setfield(L, -2, "to_host");
     lua_pushcfunction(L, l_memory);
     lua_setfield(L, -2, "memory");
     lua_newtable(L);

@@ -111,7 +111,7 @@ static void pack_tensor(packer *p, int index)
     put(p, &tensor->dtype, sizeof tensor->dtype);
     put(p, &tensor->ndim, sizeof tensor->ndim);
     put(p, tensor->shape, (size_t)tensor->ndim * sizeof *tensor->shape);
-    if (weft_tensor_is_contiguous(tensor)) {
+    if (weft_tensor_is_contiguous(tensor) && tensor->storage->cuda == NULL) {
         put(p, tensor->data, bytes);
         return;
     }

@@ -102,6 +102,7 @@ static weft_status reserve(weft_step *step, size_t bytes)
 static void point(weft_step *step, const offsets *o)
 {
     step->bytes = o->total;
+    step->uploaded = 0;
     char *base = step->buffer->data;
     step->header = (weft_step_header *)base;
     step->seeds = (uint64_t *)(base + o->seeds);
@@ -203,6 +204,16 @@ static weft_status check_logits(const weft_step *step)
     return WEFT_OK;
 }
 
+static weft_status check_graph(const weft_step *step)
+{
+    const weft_step_header *h = step->header;
+    if (!(h->flags & WEFT_STEP_GRAPH)) return WEFT_OK;
+    int single = h->num_requests > 0 && h->num_logits == h->num_requests && step->query_start_loc[h->num_requests] == h->num_requests;
+    for (int32_t r = 0; single && r < h->num_requests; r++) single = step->logits_indices[r] == r;
+    if (!single) return weft_fail(WEFT_INVALID, "a step for a graph has one token and one row of logits for each request, in order");
+    return WEFT_OK;
+}
+
 static weft_status check(const weft_step *step, int32_t *max_context, int32_t *max_block)
 {
     const weft_step_header *h = step->header;
@@ -211,6 +222,7 @@ static weft_status check(const weft_step *step, int32_t *max_context, int32_t *m
         return weft_fail(WEFT_INVALID, "a step of %d tokens in a bucket of %d", h->num_tokens, h->bucket);
     WEFT_TRY(check_requests(step, max_context));
     WEFT_TRY(check_blocks(step, max_block));
+    WEFT_TRY(check_graph(step));
     return check_logits(step);
 }
 

@@ -24,6 +24,7 @@ int weft_step_kind_from_name(const char *name, weft_step_kind *out); /* 0 when u
 enum {
     WEFT_STEP_GATHER_LOGITS = 1, /* rank 0 wants all logits, not only the winners */
     WEFT_STEP_WANT_HIDDEN = 2,   /* the last hidden states are asked for */
+    WEFT_STEP_GRAPH = 4,         /* one token and one row of logits for each request: may run as a captured graph */
 };
 
 typedef struct weft_step_header {
@@ -51,6 +52,17 @@ typedef struct weft_step_shape {
     int64_t payload_bytes;
 } weft_step_shape;
 
+/* The arrays where the rank computes: those of the record, or copies on its GPU. There rows and the
+ * table are padded to sizes that few steps differ in, so that a captured graph serves them: a request
+ * of padding has no tokens, a row of padding draws from row 0. */
+typedef struct weft_step_arrays {
+    const uint64_t *seeds;
+    const int32_t *ids, *positions, *query_start_loc, *seq_lens, *block_table, *logits_indices, *sample_positions;
+    const float *temperature;
+    int64_t requests, block_table_stride, logits;
+    int64_t max_query_len, max_seq_len; /* bounds; 0: not known */
+} weft_step_arrays;
+
 /* A step, its memory used again from one record to the next. The pointers lead into the record and
  * hold until the next begin, decode or receive. */
 typedef struct weft_step {
@@ -68,6 +80,8 @@ typedef struct weft_step {
     int32_t *sample_positions; /* (n) position of the token that is drawn from them */
     float *temperature;       /* (n) 0: greedy */
     char *payload;            /* (payload_bytes) */
+    int uploaded;             /* `device` holds this record's arrays */
+    weft_step_arrays device;
 } weft_step;
 
 weft_status weft_step_create(weft_step **out, weft_memory *memory);
@@ -80,6 +94,11 @@ weft_status weft_step_finish(weft_step *step);
 weft_status weft_step_ready(const weft_step *step);
 /* Copies and checks a record. FORMAT, with what is wrong, for one that is not sound. */
 weft_status weft_step_decode(weft_step *step, const void *record, size_t bytes);
+
+/* Copies the arrays to the rank's GPU, in stream order, into memory of the rank that the next upload
+ * uses again. Nothing to do on a CPU rank. */
+weft_status weft_step_upload(weft_step *step, weft_rank *rank);
+weft_step_arrays weft_step_arrays_of(const weft_step *step);
 
 /* Rank 0 to all others; nothing to do in a world of one. */
 weft_status weft_step_publish(weft_step *step, weft_rank *rank);

@@ -11,6 +11,7 @@
 static void destroy(weft_object *object)
 {
     weft_group *group = (weft_group *)object;
+    weft__nccl_leave(group, 0);
     weft__shared_leave(group);
     weft_world_release(group->world);
     free(group->sources);
@@ -61,7 +62,15 @@ weft_status weft__group_create(weft_group **out, weft_rank *rank, weft_group_typ
 weft_status weft_group_create(weft_group **out, weft_rank *rank, weft_group_type type, const int *ranks, int size)
 {
     if ((unsigned)type >= WEFT_GROUP_TYPE_COUNT) return weft_fail(WEFT_INVALID, "unknown group type %d", (int)type);
-    return weft__group_create(out, rank, type, ranks, size, weft_group_type_name(type));
+    weft_group *group = NULL;
+    WEFT_TRY(weft__group_create(&group, rank, type, ranks, size, weft_group_type_name(type)));
+    weft_status status = weft__device_join(group);
+    if (status != WEFT_OK) {
+        weft_group_release(group);
+        return status;
+    }
+    *out = group;
+    return WEFT_OK;
 }
 
 weft_group *weft_group_retain(weft_group *group)
@@ -132,6 +141,12 @@ static weft_status end(weft_group *group, int direct, uint64_t bytes_sent)
     return WEFT_OK;
 }
 
+/* Whether a collective is on the GPU of this rank: what lies on the host goes through the threads. */
+static int on_device(const weft_group *group, const void *in)
+{
+    return group->owner->cuda != NULL && weft_cuda_is_device(in);
+}
+
 static int is_direct(size_t in_bytes)
 {
     return in_bytes > WEFT__STAGE_BYTES;
@@ -178,6 +193,7 @@ weft_status weft_group_close(weft_group *group)
         status = begin(group, &(weft__call){.op = WEFT__OP_CLOSE}, NULL, 0, NULL, 0);
         if (status == WEFT_OK) end(group, 0, 0);
     }
+    weft__nccl_leave(group, status == WEFT_OK && group->death == NULL);
     group->closed = 1;
     weft__shared_leave(group);
     return status;
@@ -207,16 +223,18 @@ weft_status weft_group_all_reduce(weft_group *group, const void *in, void *out, 
     WEFT_TRY(weft__group_usable(group));
     WEFT_TRY(measure(group, "all_reduce", count, 1, dtype, &bytes));
     WEFT_TRY(check_sum(group, "all_reduce", dtype));
+    weft__call call = {.op = WEFT__OP_ALL_REDUCE, .count = count, .dtype = dtype, .reduce = op};
+    uint64_t sent = 2 * (uint64_t)bytes * (uint64_t)(group->size - 1) / (uint64_t)group->size;
+    if (on_device(group, in)) return weft__device_collective(group, &call, in, bytes, out, sent);
     if (group->size == 1) {
         copy(out, in, bytes);
         return WEFT_OK;
     }
     int direct = is_direct(bytes);
-    weft__call call = {.op = WEFT__OP_ALL_REDUCE, .count = count, .dtype = dtype, .reduce = op};
     WEFT_TRY(begin(group, &call, in, bytes, out, direct));
     if (direct) all_reduce_run(group, count, dtype, op);
     else weft__reduce(group->sources, group->size, 0, count, dtype, op, out);
-    return end(group, direct, 2 * (uint64_t)bytes * (uint64_t)(group->size - 1) / (uint64_t)group->size);
+    return end(group, direct, sent);
 }
 
 weft_status weft_group_broadcast(weft_group *group, void *data, int64_t count, weft_dtype dtype, int root)
@@ -229,9 +247,11 @@ weft_status weft_group_broadcast(weft_group *group, void *data, int64_t count, w
     if (group->size == 1) return WEFT_OK;
     int direct = is_direct(bytes), is_root = group->rank == root;
     weft__call call = {.op = WEFT__OP_BROADCAST, .count = count, .dtype = dtype, .root = root};
+    uint64_t sent = is_root ? (uint64_t)bytes * (uint64_t)(group->size - 1) : 0;
+    if (on_device(group, data)) return weft__device_collective(group, &call, data, bytes, data, sent);
     WEFT_TRY(begin(group, &call, data, is_root ? bytes : 0, NULL, direct));
     if (!is_root) copy(data, group->sources[root], bytes);
-    return end(group, direct, is_root ? (uint64_t)bytes * (uint64_t)(group->size - 1) : 0);
+    return end(group, direct, sent);
 }
 
 weft_status weft_group_broadcast_bytes(weft_group *group, void *data, size_t bytes, int root)
@@ -245,6 +265,7 @@ weft_status weft_group_broadcast_bytes(weft_group *group, void *data, size_t byt
 /* in: rows pieces of `piece` bytes; out: rows of size pieces, member by member. */
 static weft_status gather(weft_group *group, weft__call *call, const void *in, size_t bytes, void *out)
 {
+    if (on_device(group, in)) return weft__device_collective(group, call, in, bytes, out, (uint64_t)bytes * (uint64_t)(group->size - 1));
     if (group->size == 1) {
         copy(out, in, bytes);
         return WEFT_OK;
@@ -261,6 +282,8 @@ static weft_status gather(weft_group *group, weft__call *call, const void *in, s
 /* in: rows of size pieces; out: the sum of this member's piece of each row. call->count: of in. */
 static weft_status scatter(weft_group *group, weft__call *call, const void *in, size_t bytes, void *out)
 {
+    if (on_device(group, in))
+        return weft__device_collective(group, call, in, bytes, out, (uint64_t)bytes / (uint64_t)group->size * (uint64_t)(group->size - 1));
     if (group->size == 1) {
         copy(out, in, bytes);
         return WEFT_OK;
@@ -299,14 +322,16 @@ weft_status weft_group_all_to_all(weft_group *group, const void *in, void *out, 
     size_t bytes;
     WEFT_TRY(weft__group_usable(group));
     WEFT_TRY(measure(group, "all_to_all", count, group->size, dtype, &bytes));
+    size_t piece = bytes / (size_t)group->size;
+    weft__call call = {.op = WEFT__OP_ALL_TO_ALL, .count = count * group->size, .dtype = dtype, .rows = 1};
+    if (on_device(group, in))
+        return weft__device_collective(group, &call, in, bytes, out, (uint64_t)piece * (uint64_t)(group->size - 1));
     if (group->size == 1) {
         copy(out, in, bytes);
         return WEFT_OK;
     }
     int direct = is_direct(bytes);
-    weft__call call = {.op = WEFT__OP_ALL_TO_ALL, .count = count * group->size, .dtype = dtype, .rows = 1};
     WEFT_TRY(begin(group, &call, in, bytes, out, direct));
-    size_t piece = bytes / (size_t)group->size;
     for (size_t m = 0; m < (size_t)group->size && piece > 0; m++)
         memcpy((char *)out + m * piece, (const char *)group->sources[m] + (size_t)group->rank * piece, piece);
     return end(group, direct, (uint64_t)piece * (uint64_t)(group->size - 1));
@@ -314,12 +339,25 @@ weft_status weft_group_all_to_all(weft_group *group, const void *in, void *out, 
 
 /* ---- along a dimension of tensors ---- */
 
+/* Rows with a stride, side by side in the arena. */
+static weft_status pack_device_rows(weft_group *group, const weft_tensor *in, const void **data)
+{
+    size_t element = weft_dtype_size(in->dtype), width = (size_t)(in->ndim == 2 ? in->shape[1] : 0) * element;
+    void *packed = NULL;
+    if (in->ndim != 2 || (in->stride[1] != 1 && in->shape[1] > 1))
+        return weft_fail(WEFT_UNSUPPORTED, "%s on a GPU takes contiguous tensors or matrices of dense rows", group->name);
+    WEFT_TRY(weft_arena_scratch(group->owner->arena, (size_t)in->shape[0] * width, &packed));
+    *data = packed;
+    return weft_cuda_copy_rows(group->owner->cuda, packed, width, in->data, (size_t)in->stride[0] * element, width, (size_t)in->shape[0]);
+}
+
 /* The tensor's elements in order: its own memory, or a copy in the group's scratch. */
 static weft_status contiguous(weft_group *group, const weft_tensor *in, const void **data)
 {
     *data = in->data;
     if (weft_tensor_is_contiguous(in)) return WEFT_OK;
     size_t bytes = (size_t)weft_tensor_numel(in) * weft_dtype_size(in->dtype);
+    if (in->storage->cuda != NULL) return pack_device_rows(group, in, data);
     if (bytes > group->scratch_bytes) {
         void *larger = realloc(group->scratch, bytes);
         if (larger == NULL) return weft_fail(WEFT_MEMORY, "no memory for a contiguous copy of %zu bytes", bytes);

@@ -149,6 +149,7 @@ struct weft_group {
     void *scratch; /* contiguous copy of a strided input */
     size_t scratch_bytes;
     weft_group_traffic traffic;
+    struct weft__nccl *nccl; /* of GPU memory; NULL: members share a GPU, or are CPU ranks */
 };
 
 /* ---- wait.c ---- */
@@ -188,6 +189,19 @@ weft_status weft__exchange_begin(weft_group *group, weft__call *call, const void
 const weft__slot *weft__peer(const weft_group *group, int member);
 void weft__exchange_end(weft_group *group, int direct);
 
+/* ---- group_device.c ---- */
+
+/* A collective on GPU memory: as the call says, `bytes` of input. */
+weft_status weft__device_collective(weft_group *group, weft__call *call, const void *in, size_t bytes, void *out, uint64_t bytes_sent);
+weft_status weft__device_join(weft_group *group); /* collective, behind weft__shared_join */
+
+/* ---- group_nccl.c ---- */
+
+weft_status weft__nccl_join(weft_group *group);
+weft_status weft__nccl_collective(weft_group *group, const weft__call *call, const void *in, size_t bytes, void *out);
+weft_status weft__nccl_check(const weft_group *group); /* an error that came in the background */
+void weft__nccl_leave(weft_group *group, int together); /* together: every member does it now, and none failed */
+
 /* ---- reduce.c ---- */
 
 /* dst[i] = op over sources[0..n)[offset + i], in that order, in float32 (int32: exact, wrapping),
@@ -201,6 +215,8 @@ weft_status weft__group_usable(weft_group *group);
 void weft__group_die(weft_group *group);
 /* ---- registry.c ---- */
 void weft__forget_groups(weft_rank *rank);
+/* A failure that NCCL reported in the background on one of the rank's groups. */
+weft_status weft__check_groups(const weft_rank *rank);
 /* ---- world.c ---- */
 int weft__abort_locked(weft_world *world, int rank, weft_status code, const char *message); /* whether it was the first */
 /* ---- settle.c ---- */

@@ -128,6 +128,14 @@ weft_status weft_group_list_close(weft_group_list *list)
     return first == WEFT_OK ? WEFT_OK : weft_fail(first, "%s", text);
 }
 
+weft_status weft__check_groups(const weft_rank *rank)
+{
+    const struct weft_group_list *list = rank->groups;
+    for (int i = 0; list != NULL && i < list->count; i++)
+        if (list->groups[i]->nccl != NULL) WEFT_TRY(weft__nccl_check(list->groups[i]));
+    return WEFT_OK;
+}
+
 void weft_group_list_free(weft_group_list *list)
 {
     if (list == NULL) return;

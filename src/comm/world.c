@@ -130,6 +130,10 @@ static void destroy_rank(weft_object *object)
     if (rank->everyone != NULL) weft_group_release(rank->everyone);
     weft_pool_destroy(rank->pool);
     if (rank->arena != NULL) weft_arena_release(rank->arena);
+    WEFT_RELEASE(rank->step_buffer);
+    if (rank->cuda != NULL) weft_cuda_watch(rank->cuda, NULL, NULL, 5); /* the world may go before its tensors */
+    WEFT_RELEASE(rank->device_memory);
+    weft_cuda_release(rank->cuda);
     WEFT_RELEASE(rank->memory);
     weft_world_release(rank->world);
     free(rank->record);
@@ -140,6 +144,7 @@ static weft_status fill_rank(weft_rank *rank, int threads, int spin)
 {
     weft_world *world = rank->world;
     WEFT_TRY(weft_memory_create(&rank->memory, 0));
+    rank->device_memory = WEFT_RETAIN(rank->memory);
     WEFT_TRY(weft_arena_create(&rank->arena, rank->memory));
     WEFT_TRY(weft_pool_create(&rank->pool, threads, spin));
     int *ranks = malloc((size_t)world->world_size * sizeof *ranks);
@@ -187,6 +192,37 @@ weft_status weft_rank_create_single(weft_rank **out, int threads)
 void weft_rank_release(weft_rank *rank)
 {
     if (rank != NULL) weft_object_release(&rank->object);
+}
+
+/* What every wait for the GPU also watches. */
+static weft_status check_world(void *context)
+{
+    weft_rank *rank = context;
+    WEFT_TRY(weft_world_check(rank->world));
+    return weft__check_groups(rank);
+}
+
+weft_status weft_rank_use_cuda(weft_rank *rank, int index, long long limit_bytes)
+{
+    if (rank->cuda != NULL) return weft_fail(WEFT_INVALID, "rank %d uses GPU %d already", rank->rank, weft_cuda_index(rank->cuda));
+    weft_cuda *cuda = NULL;
+    weft_memory *memory = NULL;
+    weft_arena *arena = NULL;
+    WEFT_TRY(weft_cuda_open(&cuda, index));
+    weft_status status = weft_memory_create_cuda(&memory, cuda, limit_bytes);
+    if (status == WEFT_OK) status = weft_arena_create(&arena, memory);
+    if (status != WEFT_OK) {
+        WEFT_RELEASE(memory);
+        weft_cuda_release(cuda);
+        return status;
+    }
+    weft_cuda_watch(cuda, check_world, rank, rank->world->timeout);
+    weft_arena_release(rank->arena);
+    WEFT_RELEASE(rank->device_memory);
+    rank->arena = arena;
+    rank->device_memory = memory;
+    rank->cuda = cuda;
+    return WEFT_OK;
 }
 
 weft_status weft_rank_begin_step(weft_rank *rank)

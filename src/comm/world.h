@@ -65,8 +65,11 @@ struct weft_rank {
     weft_world *world;
     int rank, world_size;
     weft_pool *pool;
-    weft_memory *memory;
-    weft_arena *arena;
+    weft_memory *memory;        /* the host's */
+    weft_memory *device_memory; /* where weights, cache and steps live: `memory`, or the GPU's */
+    weft_cuda *cuda;            /* NULL: this rank computes on its CPU pool */
+    weft_arena *arena;          /* of device_memory */
+    weft_tensor *step_buffer;   /* a step's arrays on the GPU (cache/step_device.c); NULL at first */
     uint64_t step;       /* number of steps begun: for messages and faults */
     weft_group *everyone; /* all ranks, in order */
     struct weft_group_list *groups; /* found by (type, world_size) */
@@ -79,6 +82,8 @@ weft_status weft_rank_create(weft_rank **out, weft_world *world, int rank);
 /* The single rank of a plain script or spec: a world of one, a pool of all cores. */
 weft_status weft_rank_create_single(weft_rank **out, int threads);
 void weft_rank_release(weft_rank *rank);
+/* From here the rank computes on a GPU. Before it makes layers or steps. limit_bytes 0: none. */
+weft_status weft_rank_use_cuda(weft_rank *rank, int index, long long limit_bytes);
 
 /* A new step: counts it, starts the arena's step, leaves if the world was aborted, and is the place
  * "step" of WEFT_FAULT. */

@@ -1,4 +1,4 @@
-/* device/memory.c - host memory, accounted. */
+/* device/memory.c - memory, accounted. */
 #include "device/memory.h"
 
 #include <stdlib.h>
@@ -20,6 +20,7 @@ static void *aligned_block(size_t bytes)
 
 static void destroy(weft_object *object)
 {
+    weft_cuda_release(((weft_memory *)object)->cuda);
     free(object);
 }
 
@@ -33,20 +34,38 @@ weft_status weft_memory_create(weft_memory **out, long long limit_bytes)
     return WEFT_OK;
 }
 
+weft_status weft_memory_create_cuda(weft_memory **out, weft_cuda *cuda, long long limit_bytes)
+{
+    weft_memory *memory;
+    WEFT_TRY(weft_memory_create(&memory, limit_bytes));
+    memory->cuda = weft_cuda_retain(cuda);
+    *out = memory;
+    return WEFT_OK;
+}
+
+/* Why a block of the account's own device was not given. */
+static weft_status refuse(const weft_memory *memory, size_t bytes, long long used)
+{
+    const char *where = memory->cuda != NULL ? " on the GPU" : "";
+    weft_status code = memory->cuda != NULL ? WEFT_DEVICE_MEMORY : WEFT_MEMORY;
+    if (memory->limit_bytes != 0)
+        return weft_fail(code, "%zu bytes wanted%s, %lld of %lld in use", bytes, where, used, memory->limit_bytes);
+    return weft_fail(code, "%zu bytes wanted%s, %lld in use, and the system has no more", bytes, where, used);
+}
+
 weft_status weft_memory_alloc(weft_memory *memory, size_t bytes, void **out)
 {
     size_t rounded = bytes == 0 ? 64 : (bytes + 63) / 64 * 64;
     if (rounded < bytes) return weft_fail(WEFT_MEMORY, "%zu bytes is more than this machine can address", bytes);
     long long live = atomic_fetch_add(&memory->live_bytes, (long long)bytes) + (long long)bytes;
     void *block = NULL;
-    if (memory->limit_bytes == 0 || live <= memory->limit_bytes) block = aligned_block(rounded);
+    int within = memory->limit_bytes == 0 || live <= memory->limit_bytes;
+    weft_status status = WEFT_OK;
+    if (within && memory->cuda != NULL) status = weft_cuda_alloc(memory->cuda, rounded, &block);
+    else if (within) block = aligned_block(rounded);
     if (block == NULL) {
         atomic_fetch_sub(&memory->live_bytes, (long long)bytes);
-        if (memory->limit_bytes != 0)
-            return weft_fail(WEFT_MEMORY, "%zu bytes wanted, %lld of %lld in use", bytes, live - (long long)bytes,
-                             memory->limit_bytes);
-        return weft_fail(WEFT_MEMORY, "%zu bytes wanted, %lld in use, and the system has no more", bytes,
-                         live - (long long)bytes);
+        return status != WEFT_OK ? status : refuse(memory, bytes, live - (long long)bytes);
     }
     long long peak = atomic_load(&memory->peak_bytes);
     while (live > peak && !atomic_compare_exchange_weak(&memory->peak_bytes, &peak, live)) {}
@@ -59,7 +78,8 @@ weft_status weft_memory_alloc(weft_memory *memory, size_t bytes, void **out)
 void weft_memory_free(weft_memory *memory, void *block, size_t bytes)
 {
     if (block == NULL) return;
-    free(block);
+    if (memory->cuda != NULL) weft_cuda_retire(memory->cuda, block, bytes == 0 ? 64 : (bytes + 63) / 64 * 64);
+    else free(block);
     atomic_fetch_sub(&memory->live_bytes, (long long)bytes);
     atomic_fetch_sub(&memory->live_blocks, 1);
 }

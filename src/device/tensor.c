@@ -80,6 +80,7 @@ weft_status weft_tensor_create(weft_tensor **out, weft_memory *memory, weft_dtyp
     }
     storage->bytes = bytes;
     storage->memory = WEFT_RETAIN(memory);
+    storage->cuda = memory->cuda;
     weft_tensor *tensor = new_tensor(storage, storage->data, dtype, ndim, shape);
     if (tensor == NULL) {
         WEFT_RELEASE(storage);
@@ -166,7 +167,9 @@ static weft_status check_dim(const weft_tensor *tensor, int dim)
 
 static void advance(weft_tensor *view, int dim, int64_t start)
 {
-    view->data = (char *)view->data + start * view->stride[dim] * (int64_t)weft_dtype_size(view->dtype);
+    int64_t bytes = start * view->stride[dim] * (int64_t)weft_dtype_size(view->dtype);
+    view->data = (char *)view->data + bytes;
+    if (view->device_data != NULL) view->device_data = (char *)view->device_data + bytes;
 }
 
 weft_status weft_tensor_narrow(weft_tensor **out, weft_tensor *tensor, int dim, int64_t start, int64_t length)
@@ -262,6 +265,61 @@ static void copy_dim(char *dst, const weft_tensor *d, const char *src, const wef
     }
 }
 
+static void copy_on_host(const weft_tensor *dst, const weft_tensor *src)
+{
+    if (weft_tensor_is_contiguous(dst) && weft_tensor_is_contiguous(src))
+        weft_convert(dst->data, dst->dtype, src->data, src->dtype, weft_tensor_numel(dst));
+    else
+        copy_dim(dst->data, dst, src->data, src, 0);
+}
+
+/* Bytes from the first element to behind the last. */
+static size_t span(const weft_tensor *tensor)
+{
+    int64_t last = 0;
+    for (int i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] == 0) return 0;
+        last += (tensor->shape[i] - 1) * tensor->stride[i];
+    }
+    return ((size_t)last + 1) * weft_dtype_size(tensor->dtype);
+}
+
+/* `image` is the tensor with its span in host memory, to be freed by the caller (image->data). */
+static weft_status fetch(const weft_tensor *tensor, weft_tensor *image)
+{
+    size_t bytes = span(tensor);
+    void *data = malloc(bytes > 0 ? bytes : 1);
+    if (data == NULL) return weft_fail(WEFT_MEMORY, "no host memory for a copy of %zu bytes", bytes);
+    weft_status status = weft_cuda_to_host(tensor->storage->cuda, data, tensor->data, bytes);
+    if (status != WEFT_OK) {
+        free(data);
+        return status;
+    }
+    *image = *tensor;
+    image->data = data;
+    return WEFT_OK;
+}
+
+/* At least one of the two lies on a GPU. */
+static weft_status copy_across(const weft_tensor *dst, const weft_tensor *src)
+{
+    int plain = dst->dtype == src->dtype && weft_tensor_is_contiguous(dst) && weft_tensor_is_contiguous(src);
+    weft_cuda *from = src->storage->cuda, *to = dst->storage->cuda;
+    if (plain && from == to) return weft_cuda_copy(to, dst->data, src->data, span(dst));
+    if (plain && to == NULL) return weft_cuda_to_host(from, dst->data, src->data, span(dst));
+    if (plain && from == NULL) return weft_cuda_to_device(to, dst->data, src->data, span(dst));
+    weft_tensor source = *src, target = *dst;
+    if (from != NULL) WEFT_TRY(fetch(src, &source));
+    weft_status status = to != NULL ? fetch(dst, &target) : WEFT_OK;
+    if (status == WEFT_OK) {
+        copy_on_host(&target, &source);
+        if (to != NULL) status = weft_cuda_to_device(to, dst->data, target.data, span(dst));
+        if (to != NULL) free(target.data);
+    }
+    if (from != NULL) free(source.data);
+    return status;
+}
+
 weft_status weft_tensor_copy(weft_tensor *dst, const weft_tensor *src)
 {
     WEFT_TRY(weft_tensor_check(dst));
@@ -273,10 +331,29 @@ weft_status weft_tensor_copy(weft_tensor *dst, const weft_tensor *src)
         return weft_fail(WEFT_INVALID, "copy of %s into %s", weft_tensor_describe(src, a, sizeof a),
                          weft_tensor_describe(dst, b, sizeof b));
     }
-    if (weft_tensor_is_contiguous(dst) && weft_tensor_is_contiguous(src))
-        weft_convert(dst->data, dst->dtype, src->data, src->dtype, weft_tensor_numel(dst));
-    else
-        copy_dim(dst->data, dst, src->data, src, 0);
+    if (dst->storage->cuda != NULL || src->storage->cuda != NULL) return copy_across(dst, src);
+    copy_on_host(dst, src);
+    return WEFT_OK;
+}
+
+weft_status weft_tensor_to_host(weft_tensor **out, weft_tensor *tensor)
+{
+    WEFT_TRY(weft_tensor_check(tensor));
+    if (tensor->storage->cuda == NULL) {
+        *out = WEFT_RETAIN(tensor);
+        return WEFT_OK;
+    }
+    weft_memory *memory;
+    weft_tensor *copy = NULL;
+    WEFT_TRY(weft_memory_create(&memory, 0));
+    weft_status status = weft_tensor_create(&copy, memory, tensor->dtype, tensor->ndim, tensor->shape);
+    WEFT_RELEASE(memory);
+    if (status == WEFT_OK) status = weft_tensor_copy(copy, tensor);
+    if (status != WEFT_OK) {
+        WEFT_RELEASE(copy);
+        return status;
+    }
+    *out = copy;
     return WEFT_OK;
 }
 
@@ -293,6 +370,12 @@ static void fill_dim(char *dst, const weft_tensor *d, float value, int dim)
 weft_status weft_tensor_fill(weft_tensor *tensor, double value)
 {
     WEFT_TRY(weft_tensor_check(tensor));
-    fill_dim(tensor->data, tensor, (float)value, 0);
-    return WEFT_OK;
+    weft_cuda *cuda = tensor->storage->cuda;
+    weft_tensor target = *tensor;
+    if (cuda != NULL) WEFT_TRY(fetch(tensor, &target));
+    fill_dim(target.data, &target, (float)value, 0);
+    if (cuda == NULL) return WEFT_OK;
+    weft_status status = weft_cuda_to_device(cuda, tensor->data, target.data, span(tensor));
+    free(target.data);
+    return status;
 }

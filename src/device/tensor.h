@@ -17,6 +17,7 @@ typedef struct weft_storage {
     weft_object object;
     weft_memory *memory; /* NULL: the bytes belong to somebody else (`owner`, if any) */
     weft_object *owner;
+    weft_cuda *cuda; /* whose memory `data` is, kept by memory or owner; NULL: the host's */
     void *data;
     size_t bytes;
 } weft_storage;
@@ -27,6 +28,7 @@ typedef struct weft_tensor {
     weft_object object;
     weft_storage *storage;
     void *data; /* first element of this view */
+    void *device_data; /* of a host tensor: the same elements on the rank's GPU, or NULL (cache/step.h) */
     weft_dtype dtype;
     int ndim; /* 0: one element */
     int64_t shape[WEFT_MAX_DIMS];
@@ -59,6 +61,8 @@ weft_status weft_tensor_transpose(weft_tensor **out, weft_tensor *tensor, int di
 weft_status weft_tensor_view(weft_tensor **out, weft_tensor *tensor, int ndim, const int64_t *shape);
 
 /* Element by element with conversion; shapes must be equal. dst and src must not overlap unless
- * they are the same view. */
+ * they are the same view. Between host and GPU too; what leaves a GPU is waited for. */
 weft_status weft_tensor_copy(weft_tensor *dst, const weft_tensor *src);
 weft_status weft_tensor_fill(weft_tensor *tensor, double value);
+/* The tensor itself where it lies on the host, else a host copy. A new reference. */
+weft_status weft_tensor_to_host(weft_tensor **out, weft_tensor *tensor);

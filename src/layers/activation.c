@@ -1,8 +1,8 @@
 /* layers/activation.c - silu_mul and add. */
 #include "layers/activation.h"
 
-#include "kernels/weft_kernels.h"
 #include "layers/linear_weight.h"
+#include "layers/run.h"
 
 weft_status weft_silu_mul_forward(weft_rank *rank, const weft_tensor *x, weft_tensor **y)
 {
@@ -12,7 +12,7 @@ weft_status weft_silu_mul_forward(weft_rank *rank, const weft_tensor *x, weft_te
     WEFT_TRY(weft_arena_tensor(rank->arena, &out, x->dtype, 2, (int64_t[]){x->shape[0], cols}));
     weft_silu_mul_args args = {.x = x->data, .y = out->data, .rows = x->shape[0], .cols = cols, .x_stride = x->stride[0],
                                .y_stride = cols, .dtype = x->dtype};
-    weft_status status = weft_silu_mul_cpu(&args, rank->pool);
+    weft_status status = WEFT_RUN(rank, silu_mul, &args);
     if (status != WEFT_OK) {
         WEFT_RELEASE(out);
         return status;
@@ -33,7 +33,7 @@ weft_status weft_add_forward(weft_rank *rank, const weft_tensor *a, const weft_t
     WEFT_TRY(weft_arena_tensor(rank->arena, &out, a->dtype, 2, a->shape));
     weft_add_args args = {.a = a->data, .b = b->data, .y = out->data, .rows = a->shape[0], .cols = a->shape[1],
                           .a_stride = a->stride[0], .b_stride = b->stride[0], .y_stride = a->shape[1], .dtype = a->dtype};
-    weft_status status = weft_add_cpu(&args, rank->pool);
+    weft_status status = WEFT_RUN(rank, add, &args);
     if (status != WEFT_OK) {
         WEFT_RELEASE(out);
         return status;

@@ -46,17 +46,18 @@ weft_status weft__attention_inputs_check(const weft__attention_shape *s, const w
     return check_rows("v", v, tokens, s->num_kv_heads, s->v_head_size, q->dtype);
 }
 
-weft_attention_args weft__attention_args_new(const weft__attention_shape *s, const weft_tensor *q, const weft_tensor *k,
-                                             const weft_tensor *v, const weft_step *step)
+weft_attention_args weft__attention_args_new(const weft_rank *rank, const weft__attention_shape *s, const weft_tensor *q,
+                                             const weft_tensor *k, const weft_tensor *v, const weft_step *step)
 {
+    const weft_step_arrays arrays = weft_step_arrays_of(step);
     return (weft_attention_args){
         .q = q->data,
         .k = k->data,
         .v = v->data,
-        .query_start_loc = step->query_start_loc,
-        .seq_lens = step->seq_lens,
+        .query_start_loc = arrays.query_start_loc,
+        .seq_lens = arrays.seq_lens,
         .tokens = step->header->num_tokens,
-        .requests = step->header->num_requests,
+        .requests = arrays.requests,
         .q_stride = q->stride[0],
         .k_stride = k->stride[0],
         .v_stride = v->stride[0],
@@ -72,5 +73,8 @@ weft_attention_args weft__attention_args_new(const weft__attention_shape *s, con
         .scale = s->scale,
         .dtype = q->dtype,
         .kv_dtype = k->dtype,
+        .max_query_len = arrays.max_query_len,
+        .max_seq_len = arrays.max_seq_len,
+        .cuda = weft_run_context(rank),
     };
 }

@@ -4,7 +4,7 @@
 #include "cache/step.h"
 #include "comm/world.h"
 #include "device/tensor.h"
-#include "kernels/weft_kernels.h"
+#include "layers/run.h"
 
 typedef struct weft__attention_shape {
     int num_heads, num_kv_heads, head_size, v_head_size; /* of this rank */
@@ -19,5 +19,5 @@ weft_status weft__attention_shape_check(weft__attention_shape *shape, const char
 weft_status weft__attention_inputs_check(const weft__attention_shape *shape, const weft_tensor *q, const weft_tensor *k,
                                          const weft_tensor *v, const weft_step *step);
 /* Sizes, strides and lengths of an attention call on these inputs: keys NEW, causal, all heads. */
-weft_attention_args weft__attention_args_new(const weft__attention_shape *shape, const weft_tensor *q, const weft_tensor *k,
-                                             const weft_tensor *v, const weft_step *step);
+weft_attention_args weft__attention_args_new(const weft_rank *rank, const weft__attention_shape *shape, const weft_tensor *q,
+                                             const weft_tensor *k, const weft_tensor *v, const weft_step *step);

@@ -1,10 +1,8 @@
 /* layers/context_exchange.c - the two exchanges and the gather of queries. All sums are float32. */
 #include "layers/context_exchange.h"
 
-#include <string.h>
-
 #include "base/checked.h"
-#include "kernels/weft_kernels.h"
+#include "layers/run.h"
 
 weft_status weft__step_scratch(weft_rank *rank, int64_t count, size_t element, void **out)
 {
@@ -31,11 +29,11 @@ static weft_status exchange_a2a(weft_rank *rank, weft_group *group, const weft__
                                .heads = own,
                                .dim = a->dim,
                                .dtype = a->dtype};
-    WEFT_TRY(weft_dcp_pack_cpu(&pack, rank->pool));
+    WEFT_TRY(WEFT_RUN(rank, dcp_pack, &pack));
     WEFT_TRY(weft_group_all_to_all(group, send, received, chunk, a->dtype));
     pack.buffer = received;
     pack.lse_unpacked = lses;
-    WEFT_TRY(weft_dcp_unpack_lse_cpu(&pack, rank->pool));
+    WEFT_TRY(WEFT_RUN(rank, dcp_unpack_lse, &pack));
     weft_dcp_combine_args combine = {.partial = received,
                                      .lse = lses,
                                      .out = out,
@@ -52,7 +50,7 @@ static weft_status exchange_a2a(weft_rank *rank, weft_group *group, const weft__
                                      .lse_token_stride = own,
                                      .dtype = a->dtype,
                                      .out_dtype = WEFT_F32};
-    return weft_dcp_combine_cpu(&combine, rank->pool);
+    return WEFT_RUN(rank, dcp_combine, &combine);
 }
 
 /* LSEs first; each rank then scales what it has, and the sum over ranks is scattered by heads. */
@@ -76,12 +74,13 @@ static weft_status exchange_ag_rs(weft_rank *rank, weft_group *group, const weft
                                  .lse_first = weft_group_rank(group) * own,
                                  .lse_heads = own,
                                  .dtype = a->dtype};
-    WEFT_TRY(weft_dcp_scale_cpu(&scale, rank->pool));
+    WEFT_TRY(WEFT_RUN(rank, dcp_scale, &scale));
     WEFT_TRY(weft_group_reduce_scatter(group, scaled, sum, count, WEFT_F32));
     /* Heads come first in a scattered sum and second in what attention gives on. */
-    for (int64_t t = 0; t < a->tokens; t++)
-        for (int64_t h = 0; h < own; h++)
-            memcpy(out + (t * own + h) * a->dim, (const float *)sum + (h * a->tokens + t) * a->dim, (size_t)a->dim * sizeof(float));
+    size_t width = (size_t)a->dim * sizeof(float);
+    for (int64_t h = 0; h < own; h++)
+        WEFT_TRY(weft_run_copy_rows(rank, out + h * a->dim, (size_t)own * width, (const float *)sum + h * a->tokens * a->dim, width, width,
+                                    a->tokens));
     return WEFT_OK;
 }
 
@@ -109,12 +108,11 @@ weft_status weft__gather_rows_by_width(weft_rank *rank, weft_group *group, const
     WEFT_TRY(weft__step_scratch(rank, tokens * width, element, &packed));
     WEFT_TRY(weft__step_scratch(rank, parts * tokens * width, element, &gathered));
     WEFT_TRY(weft__step_scratch(rank, parts * tokens * width, element, &result));
-    for (int64_t t = 0; t < tokens; t++)
-        memcpy((char *)packed + (size_t)t * row, (const char *)rows + (size_t)(t * row_stride) * element, row);
+    WEFT_TRY(weft_run_copy_rows(rank, packed, row, rows, (size_t)row_stride * element, row, tokens));
     WEFT_TRY(weft_group_all_gather(group, packed, gathered, tokens * width, dtype));
-    for (int64_t t = 0; t < tokens; t++)
-        for (int64_t p = 0; p < parts; p++)
-            memcpy((char *)result + (size_t)(t * parts + p) * row, (const char *)gathered + (size_t)(p * tokens + t) * row, row);
+    for (int64_t p = 0; p < parts; p++)
+        WEFT_TRY(weft_run_copy_rows(rank, (char *)result + (size_t)p * row, (size_t)parts * row,
+                                    (const char *)gathered + (size_t)(p * tokens) * row, row, row, tokens));
     *out = result;
     return WEFT_OK;
 }

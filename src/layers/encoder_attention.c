@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "layers/attention_parts.h"
+#include "layers/run.h"
 
 struct weft_encoder_attention {
     weft_object object;
@@ -64,10 +65,10 @@ weft_status weft_encoder_attention_forward(weft_encoder_attention *attention, co
     weft_tensor *result;
     int64_t sizes[2] = {step->header->num_tokens, (int64_t)shape->num_heads * shape->v_head_size};
     WEFT_TRY(weft_arena_tensor(attention->rank->arena, &result, q->dtype, 2, sizes));
-    weft_attention_args args = weft__attention_args_new(shape, q, k, v, step);
+    weft_attention_args args = weft__attention_args_new(attention->rank, shape, q, k, v, step);
     args.causal = 0;
     args.out = result->data;
-    weft_status status = weft_attention_cpu(&args, attention->rank->pool);
+    weft_status status = WEFT_RUN(attention->rank, attention, &args);
     if (status != WEFT_OK) {
         WEFT_RELEASE(result);
         return status;

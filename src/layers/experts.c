@@ -41,6 +41,7 @@ static weft_status build(weft_experts *l, const weft_experts_options *o)
 
 weft_status weft_experts_create(weft_experts **out, weft_rank *rank, const weft_experts_options *o)
 {
+    if (rank->cuda != NULL) return weft_fail(WEFT_UNSUPPORTED, "weft does not compute experts on a GPU yet; use --device cpu");
     weft_experts *l = calloc(1, sizeof *l);
     if (l == NULL) return weft_fail(WEFT_MEMORY, "no memory for a layer");
     weft_object_init(&l->object, destroy);

@@ -7,6 +7,7 @@
 
 #include "layers/attention_parts.h"
 #include "layers/context_exchange.h"
+#include "layers/run.h"
 
 struct weft_hetero_attention {
     weft_object object;
@@ -150,7 +151,7 @@ weft_status weft_hetero_attention_bind_cache(weft_hetero_attention *attention, i
 {
     weft_kv_cache_shape shape = weft_hetero_attention_cache_shape(attention);
     WEFT_RELEASE(attention->cache); /* before the new one is made: both may not fit */
-    return weft_kv_cache_create(&attention->cache, attention->rank->memory, &shape, num_blocks, block_tokens);
+    return weft_kv_cache_create(&attention->cache, attention->rank->device_memory, &shape, num_blocks, block_tokens);
 }
 
 const weft_kv_cache *weft_hetero_attention_cache(const weft_hetero_attention *attention)
@@ -190,16 +191,17 @@ static weft_status write_keys(const call *c)
 {
     const weft__attention_shape *s = &c->attention->shape;
     const weft_kv_cache *cache = c->attention->cache;
+    const weft_step_arrays arrays = weft_step_arrays_of(c->step);
     weft_kv_write_args args = {
         .k = c->k->data,
         .v = c->v->data,
         .k_cache = cache->k->data,
         .v_cache = cache->v->data,
-        .positions = c->step->positions,
-        .query_start_loc = c->step->query_start_loc,
+        .positions = arrays.positions,
+        .query_start_loc = arrays.query_start_loc,
         .pages = c->pages,
-        .tokens = c->step->query_start_loc[c->step->header->num_requests], /* padding is never written */
-        .requests = c->step->header->num_requests,
+        .tokens = c->step->header->num_tokens, /* padding belongs to no request and is not written */
+        .requests = arrays.requests,
         .num_kv_heads = s->num_kv_heads,
         .head_dim = s->head_size,
         .head_dim_v = s->v_head_size,
@@ -208,13 +210,13 @@ static weft_status write_keys(const call *c)
         .dtype = c->k->dtype,
         .cache_dtype = cache->shape.dtype,
     };
-    return weft_kv_write_cpu(&args, c->attention->rank->pool);
+    return WEFT_RUN(c->attention->rank, kv_write, &args);
 }
 
 /* Arguments that read the cache in place of this step's tensors. */
 static weft_attention_args paged_args(const call *c, weft_attention_keys keys)
 {
-    weft_attention_args args = weft__attention_args_new(&c->attention->shape, c->q, c->k, c->v, c->step);
+    weft_attention_args args = weft__attention_args_new(c->attention->rank, &c->attention->shape, c->q, c->k, c->v, c->step);
     args.keys = keys;
     args.k = c->attention->cache->k->data;
     args.v = c->attention->cache->v->data;
@@ -227,26 +229,28 @@ static weft_status attend_whole_cache(const call *c)
 {
     weft_attention_args args = paged_args(c, WEFT_KEYS_ALL);
     args.out = c->out->data;
-    return weft_attention_cpu(&args, c->attention->rank->pool);
+    return WEFT_RUN(c->attention->rank, attention, &args);
 }
 
 /* This step's keys, for the heads that stay. lse may be NULL. */
 static weft_status attend_new(const call *c, void *out, float *lse)
 {
     const weft_hetero_attention *attention = c->attention;
-    weft_attention_args args = weft__attention_args_new(&attention->shape, c->q, c->k, c->v, c->step);
+    weft_attention_args args = weft__attention_args_new(attention->rank, &attention->shape, c->q, c->k, c->v, c->step);
     args.q = (const char *)args.q + (size_t)attention->slice * (size_t)args.head_dim * weft_dtype_size(args.dtype);
     args.num_heads = attention->output_heads;
     args.first_head = attention->slice;
     args.out = out;
     args.out_stride = (int64_t)args.num_heads * args.head_dim_v;
     args.lse = lse;
-    return weft_attention_cpu(&args, attention->rank->pool);
+    return WEFT_RUN(attention->rank, attention, &args);
 }
 
-/* Rows of requests without a key here, and padding, count as empty whatever the kernel left there. */
+/* Rows of requests without a key here, and padding, count as empty whatever the kernel left there. (Those
+ * of a GPU leave -inf there themselves, and a captured graph could not take lengths from the host.) */
 static weft_status mask_empty(const call *c, float *lse, int64_t heads)
 {
+    if (c->attention->rank->cuda != NULL) return WEFT_OK;
     const weft_step_header *h = c->step->header;
     const weft_context_layout context = c->attention->cache->shape.context;
     void *scratch;
@@ -262,7 +266,7 @@ static weft_status mask_empty(const call *c, float *lse, int64_t heads)
                                  .tokens = h->num_tokens,
                                  .heads = heads,
                                  .requests = h->num_requests};
-    return weft_mask_empty_cpu(&args, c->attention->rank->pool);
+    return WEFT_RUN(c->attention->rank, mask_empty, &args);
 }
 
 /* Attention over this rank's share of the context, for all heads of the group, made whole over the
@@ -289,7 +293,7 @@ static weft_status attend_context(const call *c, float **out, float **lse)
     WEFT_TRY(weft__step_scratch(rank, rows, sizeof(float), &partial_lse));
     args.out = partial;
     args.lse = partial_lse;
-    WEFT_TRY(weft_attention_cpu(&args, rank->pool));
+    WEFT_TRY(WEFT_RUN(rank, attention, &args));
     WEFT_TRY(mask_empty(c, partial_lse, args.num_heads));
     weft__exchange_args exchange = {.out = partial,
                                     .lse = partial_lse,
@@ -330,7 +334,7 @@ static weft_status attend_and_merge(const call *c)
                                          .prefix_dtype = WEFT_F32,
                                          .suffix_dtype = c->out->dtype,
                                          .out_dtype = c->out->dtype};
-    return weft_merge_attn_states_cpu(&merge, rank->pool);
+    return WEFT_RUN(rank, merge_attn_states, &merge);
 }
 
 static double now(void)
@@ -356,13 +360,14 @@ weft_status weft_hetero_attention_forward(weft_hetero_attention *attention, cons
     WEFT_TRY(weft__attention_inputs_check(&attention->shape, q, k, v, step));
     WEFT_TRY(check_cache(attention, step));
     const weft_context_layout context = attention->cache->shape.context;
+    const weft_step_arrays arrays = weft_step_arrays_of(step);
     call c = {.attention = attention,
               .step = step,
               .q = q,
               .k = k,
               .v = v,
-              .pages = {.block_table = step->block_table,
-                        .block_table_stride = step->header->block_table_stride,
+              .pages = {.block_table = arrays.block_table,
+                        .block_table_stride = arrays.block_table_stride,
                         .page_size = attention->cache->page_tokens,
                         .context_size = context.size,
                         .context_rank = context.rank,

@@ -7,7 +7,7 @@
 
 #include "base/checked.h"
 #include "device/arena.h"
-#include "kernels/weft_kernels.h"
+#include "layers/run.h"
 
 weft_status weft_linear_weight_init(weft_linear_weight *w, weft_rank *rank, const weft_weight_options *options,
                                     int64_t total_columns, weft_shard columns)
@@ -15,7 +15,8 @@ weft_status weft_linear_weight_init(weft_linear_weight *w, weft_rank *rank, cons
     memset(w, 0, sizeof *w);
     w->name = strdup(options->name);
     if (w->name == NULL) return weft_fail(WEFT_MEMORY, "no memory for a layer");
-    w->memory = WEFT_RETAIN(rank->memory);
+    w->rank = rank;
+    w->memory = WEFT_RETAIN(rank->device_memory);
     w->total_columns = total_columns;
     w->columns = columns;
     w->has_bias = options->bias;
@@ -122,11 +123,6 @@ static weft_status ensure(const weft_linear_weight *w, const weft_source *source
     return WEFT_OK;
 }
 
-static void *element(const weft_tensor *tensor, int64_t index)
-{
-    return (char *)tensor->data + (size_t)index * weft_dtype_size(tensor->dtype);
-}
-
 weft_status weft_linear_weight_load(weft_linear_weight *w, int part, const weft_source *source)
 {
     WEFT_TRY(check_part(w, part));
@@ -137,9 +133,8 @@ weft_status weft_linear_weight_load(weft_linear_weight *w, int part, const weft_
         if (part >= 0 && i != part) continue;
         const weft_weight_part *p = &w->parts[i];
         int64_t first = (part < 0 ? p->global_row : 0) + p->rows.offset;
-        WEFT_TRY(weft_source_read(source, (int64_t[]){first, w->columns.offset}, (int64_t[]){p->rows.count, w->columns.count},
-                                  element(w->weight, p->row * w->columns.count), w->weight->dtype,
-                                  (int64_t[]){w->columns.count, 1}));
+        WEFT_TRY(weft_run_load(w->rank, source, (int64_t[]){first, w->columns.offset}, (int64_t[]){p->rows.count, w->columns.count},
+                               w->weight, p->row * w->columns.count));
         w->loaded |= 1u << i;
         if (source->dtype == WEFT_F8E4M3) w->awaits_scale |= 1u << i;
     }
@@ -156,9 +151,8 @@ weft_status weft_linear_weight_load_bias(weft_linear_weight *w, int part, const 
     for (int i = 0; i < w->num_parts; i++) {
         if (part >= 0 && i != part) continue;
         const weft_weight_part *p = &w->parts[i];
-        int64_t first = (part < 0 ? p->global_row : 0) + p->rows.offset, stride = 1;
-        if (w->holds_bias)
-            WEFT_TRY(weft_source_read(source, &first, &p->rows.count, element(w->bias, p->row), w->bias->dtype, &stride));
+        int64_t first = (part < 0 ? p->global_row : 0) + p->rows.offset;
+        if (w->holds_bias) WEFT_TRY(weft_run_load(w->rank, source, &first, &p->rows.count, w->bias, p->row));
         w->bias_loaded |= 1u << i;
     }
     return WEFT_OK;
@@ -193,14 +187,39 @@ void weft_scale_row(void *row, weft_dtype dtype, int64_t count, const float *sca
     }
 }
 
-/* Weights that were widened when they came: multiplied by the scales of their part. */
-static void apply_scales(weft_linear_weight *w, const weft_weight_part *p)
+/* Weights that were widened when they came: multiplied by the scales of their part, on the host. */
+static weft_status apply_scales(weft_linear_weight *w, const weft_weight_part *p, int64_t first)
 {
-    const int32_t *scale_row = w->scale_row->data;
-    const float *scale = w->scale->data;
-    for (int64_t r = p->row; r < p->row + p->rows.count; r++)
-        weft_scale_row(element(w->weight, r * w->columns.count), w->weight->dtype, w->columns.count,
-                       scale + scale_row[r] * w->scale->shape[1], w->columns.offset);
+    weft_tensor *view = NULL, *rows = NULL, *scale = NULL;
+    int64_t columns = w->columns.count, first_block = first / WEFT_SCALE_BLOCK;
+    weft_status status = weft_tensor_narrow(&view, w->weight, 0, p->row, p->rows.count);
+    if (status == WEFT_OK) status = weft_tensor_to_host(&rows, view);
+    if (status == WEFT_OK) status = weft_tensor_to_host(&scale, w->scale);
+    for (int64_t r = 0; status == WEFT_OK && r < p->rows.count; r++) {
+        int64_t row = p->scale_row + (first + r) / WEFT_SCALE_BLOCK - first_block;
+        weft_scale_row((char *)rows->data + (size_t)(r * columns) * weft_dtype_size(rows->dtype), rows->dtype, columns,
+                       (const float *)scale->data + row * scale->shape[1], w->columns.offset);
+    }
+    if (status == WEFT_OK && rows->storage != view->storage) status = weft_tensor_copy(view, rows);
+    WEFT_RELEASE(scale);
+    WEFT_RELEASE(rows);
+    WEFT_RELEASE(view);
+    return status;
+}
+
+/* Each local row of a part, whose first one is row `first` of the whole: the row of its scales. */
+static weft_status fill_scale_rows(weft_linear_weight *w, const weft_weight_part *p, int64_t first)
+{
+    weft_tensor *rows = NULL, *view = NULL;
+    WEFT_TRY(weft_tensor_create(&rows, w->rank->memory, WEFT_I32, 1, &p->rows.count));
+    int64_t first_block = first / WEFT_SCALE_BLOCK;
+    for (int64_t r = 0; r < p->rows.count; r++)
+        ((int32_t *)rows->data)[r] = (int32_t)(p->scale_row + (first + r) / WEFT_SCALE_BLOCK - first_block);
+    weft_status status = weft_tensor_narrow(&view, w->scale_row, 0, p->row, p->rows.count);
+    if (status == WEFT_OK) status = weft_tensor_copy(view, rows);
+    WEFT_RELEASE(view);
+    WEFT_RELEASE(rows);
+    return status;
 }
 
 weft_status weft_linear_weight_load_scale(weft_linear_weight *w, int part, const weft_source *source)
@@ -222,16 +241,14 @@ weft_status weft_linear_weight_load_scale(weft_linear_weight *w, int part, const
         if (p->rows.count == 0) continue;
         int64_t first = (part < 0 ? p->global_row : 0) + p->rows.offset, first_block = first / WEFT_SCALE_BLOCK;
         int64_t count = (first + p->rows.count - 1) / WEFT_SCALE_BLOCK - first_block + 1;
-        weft_status status = weft_source_read(source, (int64_t[]){first_block, first_column}, (int64_t[]){count, columns},
-                                              element(w->scale, p->scale_row * columns), WEFT_F32, (int64_t[]){columns, 1});
+        weft_status status = weft_run_load(w->rank, source, (int64_t[]){first_block, first_column}, (int64_t[]){count, columns},
+                                           w->scale, p->scale_row * columns);
+        if (status == WEFT_OK) status = fill_scale_rows(w, p, first);
+        if (status == WEFT_OK && w->dequantize) status = apply_scales(w, p, first);
         if (status != WEFT_OK) {
             w->scale_loaded &= ~(1u << i);
             return status;
         }
-        int32_t *scale_row = element(w->scale_row, p->row);
-        for (int64_t r = 0; r < p->rows.count; r++)
-            scale_row[r] = (int32_t)(p->scale_row + (first + r) / WEFT_SCALE_BLOCK - first_block);
-        if (w->dequantize) apply_scales(w, p);
     }
     return WEFT_OK;
 }
@@ -277,6 +294,7 @@ weft_status weft_layer_check_rows(const char *name, const weft_tensor *x, int64_
 static weft_status quantize(const weft_linear_weight *w, weft_rank *rank, const weft_tensor *x, weft_tensor **out)
 {
     weft_tensor *rounded = NULL;
+    if (rank->cuda != NULL) return weft_fail(WEFT_UNSUPPORTED, "%s: activations are not quantised on a GPU yet", w->name);
     WEFT_TRY(weft_arena_tensor(rank->arena, &rounded, WEFT_F32, 2, x->shape));
     weft_quantize_groups_args args = {
         .x = x->data,
@@ -324,8 +342,9 @@ weft_status weft_linear_weight_apply_into(const weft_linear_weight *w, weft_rank
         .w_dtype = w->weight->dtype,
         .bias_dtype = with_bias ? w->bias->dtype : WEFT_F32,
         .y_dtype = out->dtype,
+        .cuda = weft_run_context(rank),
     };
-    weft_status status = weft_linear_cpu(&args, rank->pool);
+    weft_status status = WEFT_RUN(rank, linear, &args);
     WEFT_RELEASE(rounded);
     return status == WEFT_OK ? WEFT_OK : weft_fail_while(status, "while computing %s", w->name);
 }

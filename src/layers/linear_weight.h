@@ -31,6 +31,7 @@ typedef struct weft_weight_part {
 
 typedef struct weft_linear_weight {
     char *name; /* for messages */
+    weft_rank *rank; /* borrowed from the layer that holds this */
     weft_memory *memory;
     int num_parts;
     weft_weight_part parts[WEFT_WEIGHT_MAX_PARTS];

@@ -5,8 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/weft_kernels.h"
 #include "layers/linear.h"
+#include "layers/run.h"
+#ifdef WEFT_HAVE_CUDA
+#include "kernels/weft_cuda_device.h"
+#endif
 
 static void destroy(weft_object *object)
 {
@@ -58,8 +61,15 @@ const weft_linear_weight *weft_lm_head_weight(const weft_lm_head *head)
 }
 
 /* Scales the columns that exist and fills the others. */
-static void finish_rows(const weft_lm_head *head, weft_tensor *logits)
+static weft_status finish_rows(const weft_lm_head *head, weft_tensor *logits)
 {
+#ifdef WEFT_HAVE_CUDA
+    if (head->rank->cuda != NULL) {
+        weft_cuda_finish_args args = {.x = logits->data, .rows = logits->shape[0], .cols = head->layout.count, .real = head->layout.real,
+                                      .stride = logits->stride[0], .scale = head->logit_scale};
+        return weft_cuda_finish_logits(&args, weft_cuda_stream(head->rank->cuda));
+    }
+#endif
     int64_t count = head->layout.count, real = head->layout.real;
     for (int64_t t = 0; t < logits->shape[0]; t++) {
         float *row = (float *)logits->data + t * count;
@@ -67,6 +77,7 @@ static void finish_rows(const weft_lm_head *head, weft_tensor *logits)
             for (int64_t i = 0; i < real; i++) row[i] *= head->logit_scale;
         for (int64_t i = real; i < count; i++) row[i] = -INFINITY;
     }
+    return WEFT_OK;
 }
 
 weft_status weft_lm_head_forward(weft_lm_head *head, const weft_tensor *x, weft_tensor **logits)
@@ -77,11 +88,11 @@ weft_status weft_lm_head_forward(weft_lm_head *head, const weft_tensor *x, weft_
     weft_tensor *out = NULL;
     WEFT_TRY(weft_arena_tensor(head->rank->arena, &out, WEFT_F32, 2, (int64_t[]){x->shape[0], head->layout.count}));
     weft_status status = weft_linear_weight_apply_into(w, head->rank, x, 0, out);
+    if (status == WEFT_OK) status = finish_rows(head, out);
     if (status != WEFT_OK) {
         WEFT_RELEASE(out);
         return status;
     }
-    finish_rows(head, out);
     *logits = out;
     return WEFT_OK;
 }

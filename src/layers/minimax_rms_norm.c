@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/weft_kernels.h"
 #include "layers/linear.h"
 #include "layers/rms_norm.h"
+#include "layers/run.h"
 
 static void destroy(weft_object *object)
 {
@@ -99,13 +99,13 @@ static weft_status run(part *parts, int count, const weft_tensor *x)
     float *var = scratch;
     for (int i = 0; i < count; i++) {
         weft_group_norm_args args = arguments(&parts[i], x, var, count, i);
-        WEFT_TRY(weft_group_norm_sums_cpu(&args, rank->pool));
+        WEFT_TRY(WEFT_RUN(rank, group_norm_sums, &args));
     }
     if (first->group != NULL && tokens > 0)
         WEFT_TRY(weft_group_all_reduce(first->group, var, var, tokens * count, WEFT_F32, WEFT_REDUCE_SUM));
     for (int i = 0; i < count; i++) {
         weft_group_norm_args args = arguments(&parts[i], x, var, count, i);
-        WEFT_TRY(weft_group_norm_apply_cpu(&args, rank->pool));
+        WEFT_TRY(WEFT_RUN(rank, group_norm_apply, &args));
     }
     return WEFT_OK;
 }

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/weft_kernels.h"
 #include "layers/linear_weight.h"
+#include "layers/run.h"
 
 static void destroy(weft_object *object)
 {
@@ -45,9 +45,8 @@ weft_status weft_norm_load_gain(weft_tensor **gain, weft_rank *rank, const weft_
     if (source->dtype != WEFT_F32 && source->dtype != WEFT_BF16 && source->dtype != WEFT_F16)
         return weft_fail(WEFT_FORMAT, "tensor '%s': gains of a norm cannot be %s", source->name, weft_dtype_name(source->dtype));
     weft_tensor *loaded = NULL;
-    int64_t stride = 1;
-    WEFT_TRY(weft_tensor_create(&loaded, rank->memory, convert ? dtype : source->dtype, 1, &count));
-    weft_status status = weft_source_read(source, &offset, &count, loaded->data, loaded->dtype, &stride);
+    WEFT_TRY(weft_tensor_create(&loaded, rank->device_memory, convert ? dtype : source->dtype, 1, &count));
+    weft_status status = weft_run_load(rank, source, &offset, &count, loaded, 0);
     if (status != WEFT_OK) {
         WEFT_RELEASE(loaded);
         return status;
@@ -98,7 +97,7 @@ weft_status weft_rms_norm_forward(weft_rms_norm *norm, const weft_tensor *x, wef
         .dtype = x->dtype,
         .gain_dtype = norm->gain->dtype,
     };
-    weft_status status = weft_rms_norm_cpu(&args, norm->rank->pool);
+    weft_status status = WEFT_RUN(norm->rank, rms_norm, &args);
     if (status != WEFT_OK) {
         WEFT_RELEASE(out);
         return weft_fail_while(status, "while computing %s", norm->name);
@@ -122,7 +121,7 @@ weft_status weft_rms_norm_forward_heads(weft_rms_norm *norm, weft_tensor *x)
     int64_t calls = by_token ? tokens : heads, step = by_token ? x->stride[0] : size;
     for (int64_t i = 0; i < calls; i++) {
         args.x = args.y = (char *)x->data + (size_t)(i * step) * weft_dtype_size(x->dtype);
-        WEFT_TRY(weft_rms_norm_cpu(&args, norm->rank->pool));
+        WEFT_TRY(WEFT_RUN(norm->rank, rms_norm, &args));
     }
     return WEFT_OK;
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/weft_kernels.h"
+#include "layers/run.h"
 
 enum { FIRST_ROWS = 512 };
 
@@ -13,6 +13,7 @@ static void destroy(weft_object *object)
 {
     weft_rotary *rotary = (weft_rotary *)object;
     WEFT_RELEASE(rotary->table);
+    WEFT_RELEASE(rotary->device_table);
     WEFT_RELEASE(rotary->rank);
     free(rotary);
 }
@@ -55,6 +56,21 @@ static void fill_rows(const weft_rotary *rotary, weft_tensor *table, int64_t fir
     }
 }
 
+static weft_status send_table(weft_rotary *rotary)
+{
+    weft_tensor *copy = NULL;
+    WEFT_TRY(weft_tensor_create(&copy, rotary->rank->device_memory, WEFT_F32, 2, rotary->table->shape));
+    weft_status status = weft_tensor_copy(copy, rotary->table);
+    if (status != WEFT_OK) {
+        WEFT_RELEASE(copy);
+        return status;
+    }
+    if (rotary->device_table != NULL) weft_cuda_moved(rotary->rank->cuda);
+    WEFT_RELEASE(rotary->device_table);
+    rotary->device_table = copy;
+    return WEFT_OK;
+}
+
 weft_status weft_rotary_reserve(weft_rotary *rotary, int64_t positions)
 {
     int64_t have = rotary->table != NULL ? rotary->table->shape[0] : 0;
@@ -62,7 +78,7 @@ weft_status weft_rotary_reserve(weft_rotary *rotary, int64_t positions)
     if (positions > rotary->max_positions)
         return weft_fail(WEFT_INVALID, "position %lld is beyond the model's %lld", (long long)positions - 1,
                          (long long)rotary->max_positions);
-    int64_t rows = have * 2 > FIRST_ROWS ? have * 2 : FIRST_ROWS;
+    int64_t first_rows = rotary->rank->cuda != NULL ? WEFT_ROPE_GPU_ROWS : FIRST_ROWS, rows = have * 2 > first_rows ? have * 2 : first_rows;
     if (rows < positions) rows = positions;
     if (rows > rotary->max_positions) rows = rotary->max_positions;
     weft_tensor *table = NULL;
@@ -71,7 +87,7 @@ weft_status weft_rotary_reserve(weft_rotary *rotary, int64_t positions)
     fill_rows(rotary, table, have);
     WEFT_RELEASE(rotary->table);
     rotary->table = table;
-    return WEFT_OK;
+    return rotary->rank->cuda != NULL ? send_table(rotary) : WEFT_OK;
 }
 
 static weft_status check_positions(weft_rotary *rotary, const weft_tensor *positions)
@@ -81,6 +97,8 @@ static weft_status check_positions(weft_rotary *rotary, const weft_tensor *posit
     if (positions->ndim != 1 || positions->dtype != WEFT_I32 || !weft_tensor_is_contiguous(positions))
         return weft_fail(WEFT_INVALID, "rotary: wanted positions as dense int32 [tokens], found %s",
                          weft_tensor_describe(positions, found, sizeof found));
+    /* Values on a GPU are not looked at; rows behind the table are left as they are. */
+    if (positions->storage->cuda != NULL) return weft_rotary_reserve(rotary, 1);
     const int32_t *p = positions->data;
     int32_t largest = -1;
     for (int64_t t = 0; t < positions->shape[0]; t++) {
@@ -108,10 +126,12 @@ static weft_status rotate(const weft_rotary *rotary, const weft_tensor *position
         return weft_fail(WEFT_INVALID, "rotary: wanted floats [%lld, heads * %d], found %s", (long long)positions->shape[0],
                          rotary->head_size, weft_tensor_describe(x, found, sizeof found));
     if (x->shape[0] == 0) return WEFT_OK;
+    const void *where;
+    WEFT_TRY(weft_run_operand(rotary->rank, positions, &where));
     weft_rope_args args = {
         .x = x->data,
-        .positions = positions->data,
-        .cos_sin = rotary->table->data,
+        .positions = where,
+        .cos_sin = (rotary->rank->cuda != NULL ? rotary->device_table : rotary->table)->data,
         .tokens = x->shape[0],
         .heads = heads,
         .head_dim = rotary->head_size,
@@ -120,7 +140,7 @@ static weft_status rotate(const weft_rotary *rotary, const weft_tensor *position
         .max_positions = rotary->table->shape[0],
         .dtype = x->dtype,
     };
-    return weft_rope_cpu(&args, rotary->rank->pool);
+    return WEFT_RUN(rotary->rank, rope, &args);
 }
 
 weft_status weft_rotary_forward(weft_rotary *rotary, const weft_tensor *positions, weft_tensor *q, weft_tensor *k)

@@ -50,6 +50,9 @@ weft_status weft_rope_frequencies(double *inv_freq, double *scale, int64_t *posi
                                   double theta, const weft_rope_scaling *scaling);
 
 enum { WEFT_ROPE_MAX_DIM = 256 };
+/* On a GPU the table has this many rows from the start (or all): a captured graph may hold its address
+ * and reads any position below. */
+enum { WEFT_ROPE_GPU_ROWS = 1 << 18 };
 
 typedef struct weft_rotary {
     weft_object object;
@@ -60,6 +63,7 @@ typedef struct weft_rotary {
     weft_rope_scaling scaling;
     double inv_freq[WEFT_ROPE_MAX_DIM / 2];
     weft_tensor *table; /* float32 (rows so far, rotary_dim): cos, then sin; NULL at first */
+    weft_tensor *device_table; /* the same on the rank's GPU */
 } weft_rotary;
 
 /* rotary_dim 0: head_size. Even, at most head_size and 256. */

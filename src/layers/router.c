@@ -15,6 +15,7 @@ static void destroy(weft_object *object)
 
 weft_status weft_router_create(weft_router **out, weft_rank *rank, const weft_router_options *o)
 {
+    if (rank->cuda != NULL) return weft_fail(WEFT_UNSUPPORTED, "weft does not route to experts on a GPU yet; use --device cpu");
     if (o->num_experts < 1 || o->hidden_size < 1) return weft_fail(WEFT_INVALID, "%s: sizes must be positive", o->name);
     if (o->top_k < 1) return weft_fail(WEFT_INVALID, "%s: num_experts_per_tok must be positive, got %d", o->name, o->top_k);
     if (o->top_k > o->num_experts)

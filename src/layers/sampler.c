@@ -5,13 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/weft_kernels.h"
 #include "layers/linear.h"
+#include "layers/run.h"
 
 static void destroy(weft_object *object)
 {
     weft_sampler *sampler = (weft_sampler *)object;
     if (sampler->group != NULL) weft_group_release(sampler->group);
+    WEFT_RELEASE(sampler->drawn);
     WEFT_RELEASE(sampler->rank);
     free(sampler);
 }
@@ -67,21 +68,20 @@ static weft_status draw_shard(weft_sampler *sampler, const weft_tensor *logits, 
         .count = sampler->layout.real,
         .logits_stride = logits->stride[0],
     };
-    WEFT_TRY(weft_sample_cpu(&args, sampler->rank->pool));
+    WEFT_TRY(WEFT_RUN(sampler->rank, sample, &args));
     for (int64_t r = 0; r < rows; r++) mine[r] = (candidate){value[r], id[r]};
     return WEFT_OK;
 }
 
-static weft_status decide(weft_sampler *sampler, const candidate *mine, int64_t rows, int32_t *ids)
+/* others: room for the candidates of all ranks. */
+static weft_status decide(weft_sampler *sampler, const candidate *mine, int64_t rows, candidate *others, int32_t *ids)
 {
     const candidate *all = mine;
     int world = 1;
     if (sampler->group != NULL && rows > 0) {
         world = sampler->axis.world_size;
-        void *scratch = NULL;
-        WEFT_TRY(weft_arena_scratch(sampler->rank->arena, (size_t)world * (size_t)rows * sizeof(candidate), &scratch));
-        WEFT_TRY(weft_group_all_gather(sampler->group, mine, scratch, 2 * rows, WEFT_I32));
-        all = scratch;
+        WEFT_TRY(weft_group_all_gather(sampler->group, mine, others, 2 * rows, WEFT_I32));
+        all = others;
     }
     for (int64_t r = 0; r < rows; r++) {
         candidate best = all[r];
@@ -92,18 +92,100 @@ static weft_status decide(weft_sampler *sampler, const candidate *mine, int64_t 
     return WEFT_OK;
 }
 
+static weft_status check_logits(const weft_sampler *sampler, const weft_tensor *logits)
+{
+    WEFT_TRY(weft_layer_check_rows("sampler", logits, sampler->layout.count));
+    return logits->dtype == WEFT_F32 ? WEFT_OK : weft_fail(WEFT_INVALID, "sampler: logits are float32");
+}
+
+/* ---- on a GPU ---- */
+
+weft_status weft_sampler_launch(weft_sampler *sampler, const weft_tensor *logits, const float *temperature, const uint64_t *seed,
+                                const int32_t *position)
+{
+    WEFT_TRY(check_logits(sampler, logits));
+    weft_rank *rank = sampler->rank;
+    int64_t rows = logits->shape[0], words = 64;
+    while (words < 2 * rows) words *= 2;
+    if (sampler->drawn == NULL || sampler->drawn->shape[0] < words) {
+        if (sampler->drawn != NULL) weft_cuda_moved(rank->cuda);
+        WEFT_RELEASE(sampler->drawn);
+        WEFT_TRY(weft_tensor_create(&sampler->drawn, rank->device_memory, WEFT_I32, 1, &words));
+    }
+    sampler->drawn_rows = rows;
+    if (sampler->layout.real == 0 || rows == 0) return WEFT_OK;
+    weft_sample_args args = {
+        .logits = logits->data,
+        .temperature = temperature,
+        .seed = seed,
+        .position = position,
+        .value = sampler->drawn->data,
+        .id = (int32_t *)sampler->drawn->data + rows,
+        .rows = rows,
+        .first = sampler->layout.offset,
+        .count = sampler->layout.real,
+        .logits_stride = logits->stride[0],
+        .cuda = weft_run_context(rank),
+    };
+    return WEFT_RUN(rank, sample, &args);
+}
+
+weft_status weft_sampler_take(weft_sampler *sampler, int64_t rows, weft_tensor **ids)
+{
+    weft_rank *rank = sampler->rank;
+    int64_t drawn = sampler->drawn_rows, world = sampler->axis.world_size;
+    if (rank->cuda == NULL || sampler->drawn == NULL || rows > drawn)
+        return weft_fail(WEFT_INVALID, "sampler: %lld rows are asked for, and %lld were drawn", (long long)rows, (long long)drawn);
+    size_t bytes = ((size_t)(world + 2) * (size_t)drawn + 1) * sizeof(candidate);
+    void *scratch = NULL;
+    weft_tensor *out = NULL;
+    WEFT_TRY(weft_memory_alloc(rank->memory, bytes, &scratch));
+    candidate *mine = scratch, *others = mine + drawn, *words = others + world * drawn;
+    weft_status status = weft_tensor_create(&out, rank->memory, WEFT_I32, 1, &rows);
+    if (status == WEFT_OK) status = weft_cuda_to_host(rank->cuda, words, sampler->drawn->data, (size_t)drawn * sizeof(candidate));
+    for (int64_t r = 0; r < rows; r++)
+        mine[r] = sampler->layout.real == 0 ? (candidate){-INFINITY, INT32_MAX} : (candidate){((float *)words)[r], ((int32_t *)words)[drawn + r]};
+    if (status == WEFT_OK) status = decide(sampler, mine, rows, others, out->data);
+    weft_memory_free(rank->memory, scratch, bytes);
+    if (status != WEFT_OK) {
+        WEFT_RELEASE(out);
+        return status;
+    }
+    *ids = out;
+    return WEFT_OK;
+}
+
+/* Parameters from the host into the arena, then both halves. */
+static weft_status forward_on_gpu(weft_sampler *sampler, const weft_tensor *logits, const float *temperature, const uint64_t *seed,
+                                  const int32_t *position, weft_tensor **ids)
+{
+    weft_rank *rank = sampler->rank;
+    size_t rows = (size_t)logits->shape[0];
+    void *scratch = NULL;
+    WEFT_TRY(weft_arena_scratch(rank->arena, rows * 16 + 16, &scratch));
+    uint64_t *seeds = scratch;
+    int32_t *positions = (int32_t *)(seeds + rows);
+    float *temperatures = (float *)(positions + rows);
+    WEFT_TRY(weft_cuda_to_device(rank->cuda, seeds, seed, rows * sizeof *seed));
+    WEFT_TRY(weft_cuda_to_device(rank->cuda, positions, position, rows * sizeof *position));
+    WEFT_TRY(weft_cuda_to_device(rank->cuda, temperatures, temperature, rows * sizeof *temperature));
+    WEFT_TRY(weft_sampler_launch(sampler, logits, temperatures, seeds, positions));
+    return weft_sampler_take(sampler, logits->shape[0], ids);
+}
+
 weft_status weft_sampler_forward(weft_sampler *sampler, const weft_tensor *logits, const float *temperature, const uint64_t *seed,
                                  const int32_t *position, weft_tensor **ids)
 {
-    WEFT_TRY(weft_layer_check_rows("sampler", logits, sampler->layout.count));
-    if (logits->dtype != WEFT_F32) return weft_fail(WEFT_INVALID, "sampler: logits are float32");
+    WEFT_TRY(check_logits(sampler, logits));
+    if (sampler->rank->cuda != NULL) return forward_on_gpu(sampler, logits, temperature, seed, position, ids);
     int64_t rows = logits->shape[0];
-    void *mine = NULL;
+    void *mine = NULL, *others = NULL;
     WEFT_TRY(weft_arena_scratch(sampler->rank->arena, (size_t)rows * sizeof(candidate), &mine));
+    WEFT_TRY(weft_arena_scratch(sampler->rank->arena, (size_t)sampler->axis.world_size * (size_t)rows * sizeof(candidate), &others));
     WEFT_TRY(draw_shard(sampler, logits, temperature, seed, position, mine));
     weft_tensor *out = NULL;
     WEFT_TRY(weft_arena_tensor(sampler->rank->arena, &out, WEFT_I32, 1, &rows));
-    weft_status status = decide(sampler, mine, rows, out->data);
+    weft_status status = decide(sampler, mine, rows, others, out->data);
     if (status != WEFT_OK) {
         WEFT_RELEASE(out);
         return status;

@@ -19,6 +19,10 @@ typedef struct weft_sampler {
     weft_group *group; /* NULL for a world of 1 */
     weft_axis axis;
     weft_vocab_layout layout;
+    /* On a GPU: what the last launch draws, values and then ids of drawn_rows rows. Its address changes
+     * only to grow. */
+    weft_tensor *drawn;
+    int64_t drawn_rows;
 } weft_sampler;
 
 weft_status weft_sampler_create(weft_sampler **out, weft_rank *rank, weft_axis axis, weft_vocab_layout layout);
@@ -26,6 +30,12 @@ weft_status weft_sampler_create(weft_sampler **out, weft_rank *rank, weft_axis a
  * (rows). ids: int32 (rows) in the rank's arena, the same on all ranks. Collective over the group. */
 weft_status weft_sampler_forward(weft_sampler *sampler, const weft_tensor *logits, const float *temperature, const uint64_t *seed,
                                  const int32_t *position, weft_tensor **ids);
+
+/* The same in two halves, for a GPU: launch takes device addresses, waits for nothing and may be captured;
+ * take waits, exchanges over the group and gives the first `rows` of what was drawn, on the host. */
+weft_status weft_sampler_launch(weft_sampler *sampler, const weft_tensor *logits, const float *temperature, const uint64_t *seed,
+                                const int32_t *position);
+weft_status weft_sampler_take(weft_sampler *sampler, int64_t rows, weft_tensor **ids);
 
 typedef struct weft_draw_options {
     double temperature;        /* 0: the largest logit; filters do not matter then */

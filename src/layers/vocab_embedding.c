@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-#include "kernels/weft_kernels.h"
 #include "layers/linear.h"
+#include "layers/run.h"
 
 static void destroy(weft_object *object)
 {
@@ -53,6 +53,7 @@ static weft_status check_ids(const weft_vocab_embedding *embedding, const weft_t
     if (ids->ndim != 1 || ids->dtype != WEFT_I32 || !weft_tensor_is_contiguous(ids))
         return weft_fail(WEFT_INVALID, "%s: wanted dense int32 [tokens], found %s", embedding->weight.name,
                          weft_tensor_describe(ids, found, sizeof found));
+    if (ids->storage->cuda != NULL) return WEFT_OK; /* values on a GPU are not looked at: no row is read for a wrong one */
     const int32_t *id = ids->data;
     for (int64_t t = 0; t < ids->shape[0]; t++)
         if (id[t] < 0 || id[t] >= embedding->vocab_size)
@@ -72,11 +73,13 @@ weft_status weft_vocab_embedding_forward(weft_vocab_embedding *embedding, const 
     WEFT_TRY(check_ids(embedding, ids));
     WEFT_TRY(weft_linear_weight_ready(&embedding->weight));
     weft_rank *rank = embedding->rank;
+    const void *where;
     weft_tensor *out = NULL;
+    WEFT_TRY(weft_run_operand(rank, ids, &where));
     WEFT_TRY(weft_arena_tensor(rank->arena, &out, result_dtype(embedding), 2, (int64_t[]){ids->shape[0], embedding->hidden_size}));
     weft_embedding_args args = {
         .w = embedding->weight.weight->data,
-        .ids = ids->data,
+        .ids = where,
         .y = out->data,
         .tokens = ids->shape[0],
         .hidden = embedding->hidden_size,
@@ -85,7 +88,7 @@ weft_status weft_vocab_embedding_forward(weft_vocab_embedding *embedding, const 
         .w_dtype = embedding->weight.weight->dtype,
         .y_dtype = out->dtype,
     };
-    weft_status status = weft_embedding_cpu(&args, rank->pool);
+    weft_status status = WEFT_RUN(rank, embedding, &args);
     /* One rank holds the row and all others add zeros: exact in any dtype. */
     if (status == WEFT_OK && embedding->group != NULL)
         status = weft_group_all_reduce(embedding->group, out->data, out->data, weft_tensor_numel(out), out->dtype, WEFT_REDUCE_SUM);

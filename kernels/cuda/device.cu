@@ -1,0 +1,121 @@
+/* kernels/cuda/device.cu - dummy weights, sums over peers, the last touch to logits. */
+#include "kernels/cuda/cuda.cuh"
+extern "C" {
+#include "kernels/weft_cuda_device.h"
+}
+
+namespace weft {
+
+enum { DEVICE_THREADS = 256, DEVICE_BLOCKS = 4096 };
+
+static unsigned blocks_for(int64_t items)
+{
+    return (unsigned)least(DEVICE_BLOCKS, most(1, div_up(items, DEVICE_THREADS)));
+}
+
+/* ---- dummy weights: src/model/dummy.c, number by number ---- */
+
+__device__ __forceinline__ uint64_t mix64(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+__device__ __forceinline__ uint32_t mix32(uint64_t key, uint32_t column)
+{
+    uint32_t x = column * 0x9e3779b9u + (uint32_t)key;
+    x = (x ^ (x >> 16)) * 0x7feb352du ^ (uint32_t)(key >> 32);
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+__device__ __forceinline__ float rounded(float x, int dtype)
+{
+    if (dtype == WEFT_BF16) return widen(narrow<bf16>(x));
+    if (dtype == WEFT_F16) return widen(narrow<__half>(x));
+    return x;
+}
+
+__global__ void dummy(const weft_cuda_dummy_args a, float scale, float base)
+{
+    dependency_wait();
+    const int64_t total = a.rows * a.columns;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < total; i += (int64_t)gridDim.x * blockDim.x) {
+        const uint64_t key = mix64(a.seed + (uint64_t)(a.row + i / a.columns) * 0x9e3779b97f4a7c15ull);
+        const uint32_t h = mix32(key, (uint32_t)a.column + (uint32_t)(i % a.columns));
+        if (a.dtype == WEFT_F8E4M3) {
+            const uint8_t b = (uint8_t)(h >> 24);
+            ((uint8_t *)a.dst)[i] = (uint8_t)(b - ((b & 0x7f) == 0x7f));
+        } else {
+            store(a.dst, a.dtype, i, rounded(fmaf((float)((int32_t)h >> 16), scale, base), a.source_dtype));
+        }
+    }
+}
+
+/* ---- sums over peers ---- */
+
+template <class T, class S> __device__ __forceinline__ S up(T x) { return widen(x); }
+template <> __device__ __forceinline__ int32_t up<int32_t, int32_t>(int32_t x) { return x; }
+template <class T, class S> __device__ __forceinline__ T down(S x) { return narrow<T>(x); }
+template <> __device__ __forceinline__ int32_t down<int32_t, int32_t>(int32_t x) { return x; }
+
+template <class T, class S> __global__ void reduce(const weft_cuda_reduce_args a)
+{
+    dependency_wait();
+    const int64_t total = a.rows * a.cols;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < total; i += (int64_t)gridDim.x * blockDim.x) {
+        const int64_t from = i / a.cols * a.src_stride + i % a.cols;
+        S sum = up<T, S>(((const T *)a.sources[0])[from]);
+        for (int s = 1; s < a.count; s++) {
+            const S x = up<T, S>(((const T *)a.sources[s])[from]);
+            sum = !a.max ? (S)(sum + x) : x > sum ? x : sum;
+        }
+        ((T *)a.dst)[i / a.cols * a.dst_stride + i % a.cols] = down<T, S>(sum);
+    }
+}
+
+__global__ void finish_logits(const weft_cuda_finish_args a)
+{
+    dependency_wait();
+    const int64_t total = a.rows * a.cols;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < total; i += (int64_t)gridDim.x * blockDim.x) {
+        const int64_t column = i % a.cols;
+        float *x = a.x + i / a.cols * a.stride + column;
+        if (column >= a.real) *x = minus_inf();
+        else if (a.scale != 1.0f) *x *= a.scale;
+    }
+}
+
+} // namespace weft
+
+using namespace weft;
+
+extern "C" weft_status weft_cuda_dummy(const weft_cuda_dummy_args *a, void *stream)
+{
+    static const float scales[] = {0x1.1bc77ap-20f, 0x1.48p-21f, 0x1.ap-30f}, bases[] = {0.0f, 1.0f, 0x1.ap-13f};
+    if (a->kind < 0 || a->kind > 2) return weft_fail(WEFT_INVALID, "dummy weights of unknown kind %d", a->kind);
+    if (a->rows < 1 || a->columns < 1) return WEFT_OK;
+    launch(dummy, blocks_for(a->rows * a->columns), DEVICE_THREADS, 0, stream, *a, scales[a->kind], bases[a->kind]);
+    return launched("dummy weights");
+}
+
+extern "C" weft_status weft_cuda_reduce(const weft_cuda_reduce_args *a, void *stream)
+{
+    if (a->count < 1 || a->count > WEFT_CUDA_MAX_PEERS)
+        return weft_fail(WEFT_INVALID, "a sum over %d ranks of one GPU, at most %d", a->count, WEFT_CUDA_MAX_PEERS);
+    if (a->rows < 1 || a->cols < 1) return WEFT_OK;
+    const unsigned blocks = blocks_for(a->rows * a->cols);
+    if (a->dtype == WEFT_I32) launch(reduce<int32_t, int32_t>, blocks, DEVICE_THREADS, 0, stream, *a);
+    else if (a->dtype == WEFT_F32) launch(reduce<float, float>, blocks, DEVICE_THREADS, 0, stream, *a);
+    else if (a->dtype == WEFT_BF16) launch(reduce<bf16, float>, blocks, DEVICE_THREADS, 0, stream, *a);
+    else launch(reduce<__half, float>, blocks, DEVICE_THREADS, 0, stream, *a);
+    return launched("a sum over ranks");
+}
+
+extern "C" weft_status weft_cuda_finish_logits(const weft_cuda_finish_args *a, void *stream)
+{
+    if (a->rows < 1 || a->cols < 1 || (a->scale == 1.0f && a->real == a->cols)) return WEFT_OK;
+    launch(finish_logits, blocks_for(a->rows * a->cols), DEVICE_THREADS, 0, stream, *a);
+    return launched("logits");
+}

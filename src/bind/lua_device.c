@@ -1,0 +1,109 @@
+/* bind/lua_device.c - the GPU of a rank, and captured graphs.
+ *
+ *   core.gpu.count() -> GPUs that this process may use (0 in a build without CUDA)
+ *   core.gpu.describe(i) -> name, free bytes, total bytes
+ *   core.gpu.use(i [, limit])     this rank computes on GPU i from here; limit in bytes
+ *   core.gpu.index() -> the GPU of this rank, or nil
+ *   core.gpu.synchronize()        waits for the rank's stream
+ *   core.graph.capture(fn) -> graph   runs fn and records what it launches, without running it
+ *   graph:launch()  graph.fresh (false: addresses have moved since; capture again)  graph:close() */
+#include <string.h>
+
+#include "bind/box.h"
+#include "bind/core.h"
+
+#define GRAPH "weft.graph"
+
+static int l_count(lua_State *L)
+{
+    lua_pushinteger(L, weft_cuda_device_count());
+    return 1;
+}
+
+static int l_describe(lua_State *L)
+{
+    char name[256];
+    size_t available = 0, total = 0;
+    weft_raise_if(L, weft_cuda_describe((int)luaL_checkinteger(L, 1), name, sizeof name, &available, &total));
+    lua_pushstring(L, name);
+    lua_pushnumber(L, (lua_Number)available);
+    lua_pushnumber(L, (lua_Number)total);
+    return 3;
+}
+
+static int l_use(lua_State *L)
+{
+    int index = (int)luaL_checkinteger(L, 1);
+    lua_Number limit = luaL_optnumber(L, 2, 0);
+    luaL_argcheck(L, limit >= 0 && limit < 9e15, 2, "expected a number of bytes");
+    weft_raise_if(L, weft_rank_use_cuda(weft_lua_rank(L), index, (long long)limit));
+    return 0;
+}
+
+static int l_index(lua_State *L)
+{
+    const weft_rank *rank = weft_lua_rank(L);
+    if (rank->cuda == NULL) lua_pushnil(L);
+    else lua_pushinteger(L, weft_cuda_index(rank->cuda));
+    return 1;
+}
+
+static int l_synchronize(lua_State *L)
+{
+    weft_rank *rank = weft_lua_rank(L);
+    if (rank->cuda != NULL) weft_raise_if(L, weft_cuda_wait(rank->cuda));
+    return 0;
+}
+
+/* Whatever fn does, the capture ends. */
+static int l_capture(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    weft_rank *rank = weft_lua_rank(L);
+    if (rank->cuda == NULL) return luaL_error(L, "graphs are captured on a GPU, and this rank computes on a CPU");
+    weft_object **slot = weft_box_new(L, GRAPH);
+    lua_pushvalue(L, 1);
+    weft_raise_if(L, weft_cuda_graph_begin(rank->cuda));
+    if (lua_pcall(L, 0, 0, 0) != 0) {
+        (void)weft_cuda_graph_end(rank->cuda, NULL);
+        return lua_error(L);
+    }
+    weft_cuda_graph *graph = NULL;
+    weft_raise_if(L, weft_cuda_graph_end(rank->cuda, &graph));
+    *slot = (weft_object *)graph;
+    return 1;
+}
+
+static weft_cuda_graph *check_graph(lua_State *L)
+{
+    return (weft_cuda_graph *)weft_box_check(L, 1, GRAPH);
+}
+
+static int l_launch(lua_State *L)
+{
+    weft_raise_if(L, weft_cuda_graph_launch(check_graph(L)));
+    return 0;
+}
+
+static int fields(lua_State *L)
+{
+    weft_cuda_graph *graph = check_graph(L);
+    if (strcmp(luaL_checkstring(L, 2), "fresh") == 0) lua_pushboolean(L, weft_cuda_graph_fresh(graph));
+    else lua_pushnil(L);
+    return 1;
+}
+
+void weft_open_device(lua_State *L)
+{
+    static const luaL_Reg gpu[] = {{"count", l_count}, {"describe", l_describe},       {"use", l_use},
+                                   {"index", l_index}, {"synchronize", l_synchronize}, {NULL, NULL}};
+    static const luaL_Reg graph[] = {{"capture", l_capture}, {NULL, NULL}};
+    static const luaL_Reg methods[] = {{"launch", l_launch}, {NULL, NULL}};
+    weft_box_class(L, GRAPH, methods, fields, NULL);
+    lua_newtable(L);
+    luaL_setfuncs(L, gpu, 0);
+    lua_setfield(L, -2, "gpu");
+    lua_newtable(L);
+    luaL_setfuncs(L, graph, 0);
+    lua_setfield(L, -2, "graph");
+}

@@ -1,0 +1,183 @@
+/* comm/group_nccl.c - collectives on GPU memory through NCCL: one thread, one GPU, one communicator.
+ *
+ * Communicators do not block: every call is followed by polling its state, the world's abort and the
+ * clock. All calls of a rank go to its one stream, so all ranks see one order. */
+#include "comm/internal.h"
+
+#ifdef WEFT_HAVE_NCCL
+
+#include <nccl.h>
+#include <sched.h>
+#include <stdlib.h>
+
+struct weft__nccl {
+    ncclComm_t comm;
+};
+
+static weft_status failed(const weft_group *group, const char *what, ncclResult_t result, ncclComm_t comm)
+{
+    const char *detail = comm != NULL ? ncclGetLastError(comm) : "";
+    return weft_fail(WEFT_NCCL, "group %s: NCCL: %s (%s)%s%s", group->name, ncclGetErrorString(result), what,
+                     detail != NULL && *detail ? ": " : "", detail != NULL ? detail : "");
+}
+
+/* Until the last call has been taken. */
+static weft_status settle(const weft_group *group, const char *what, ncclResult_t result, ncclComm_t comm)
+{
+    double began = weft__now();
+    while (result == ncclInProgress) {
+        WEFT_TRY(weft_world_check(group->world));
+        if (weft__now() - began > group->world->timeout)
+            return weft_fail(WEFT_TIMEOUT, "group %s: %s did not finish within %.3g s", group->name, what, group->world->timeout);
+        sched_yield();
+        ncclResult_t asked = ncclCommGetAsyncError(comm, &result);
+        if (asked != ncclSuccess) return failed(group, what, asked, comm);
+    }
+    return result == ncclSuccess ? WEFT_OK : failed(group, what, result, comm);
+}
+
+weft_status weft__nccl_join(weft_group *group)
+{
+    ncclUniqueId id;
+    if (group->rank == 0) {
+        ncclResult_t result = ncclGetUniqueId(&id);
+        if (result != ncclSuccess) return failed(group, "making an id", result, NULL);
+    }
+    WEFT_TRY(weft_group_broadcast_bytes(group, &id, sizeof id, 0));
+    struct weft__nccl *nccl = calloc(1, sizeof *nccl);
+    if (nccl == NULL) return weft_fail(WEFT_MEMORY, "no memory for a communicator");
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclResult_t result = ncclCommInitRankConfig(&nccl->comm, group->size, id, group->rank, &config);
+    group->nccl = nccl;
+    weft_status status = settle(group, "making a communicator", result, nccl->comm);
+    if (status != WEFT_OK) weft__nccl_leave(group, 0);
+    return status;
+}
+
+weft_status weft__nccl_check(const weft_group *group)
+{
+    ncclResult_t state = ncclSuccess;
+    if (group->nccl->comm == NULL) return WEFT_OK;
+    ncclResult_t asked = ncclCommGetAsyncError(group->nccl->comm, &state);
+    if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) return WEFT_OK;
+    return failed(group, "a collective", asked != ncclSuccess ? asked : state, group->nccl->comm);
+}
+
+void weft__nccl_leave(weft_group *group, int together)
+{
+    struct weft__nccl *nccl = group->nccl;
+    group->nccl = NULL;
+    if (nccl == NULL) return;
+    if (nccl->comm != NULL) {
+        if (together) together = settle(group, "closing", ncclCommFinalize(nccl->comm), nccl->comm) == WEFT_OK;
+        if (together) (void)ncclCommDestroy(nccl->comm);
+        else (void)ncclCommAbort(nccl->comm);
+    }
+    free(nccl);
+}
+
+static ncclDataType_t type_of(weft_dtype dtype)
+{
+    switch (dtype) {
+    case WEFT_F32: return ncclFloat32;
+    case WEFT_BF16: return ncclBfloat16;
+    case WEFT_F16: return ncclFloat16;
+    case WEFT_I32: return ncclInt32;
+    default: return ncclUint8;
+    }
+}
+
+/* Rows of pieces are packed piece by piece, as a flat collective wants them. */
+static weft_status flatten(weft_group *group, const void *in, size_t piece, int64_t rows, int64_t parts, void **out)
+{
+    WEFT_TRY(weft_arena_scratch(group->owner->arena, piece * (size_t)(rows * parts), out));
+    for (int64_t p = 0; p < parts; p++)
+        WEFT_TRY(weft_cuda_copy_rows(group->owner->cuda, (char *)*out + (size_t)(p * rows) * piece, piece, (const char *)in + (size_t)p * piece,
+                                     (size_t)parts * piece, piece, (size_t)rows));
+    return WEFT_OK;
+}
+
+static weft_status all_gather(weft_group *group, const weft__call *call, const void *in, size_t bytes, void *out, cudaStream_t stream)
+{
+    ncclComm_t comm = group->nccl->comm;
+    int64_t parts = group->size, rows = call->rows;
+    void *flat = out;
+    if (rows > 1) WEFT_TRY(weft_arena_scratch(group->owner->arena, bytes * (size_t)parts, &flat));
+    WEFT_TRY(settle(group, "all_gather", ncclAllGather(in, flat, bytes, ncclUint8, comm, stream), comm));
+    if (rows <= 1) return WEFT_OK;
+    size_t piece = bytes / (size_t)rows;
+    for (int64_t p = 0; p < parts; p++)
+        WEFT_TRY(weft_cuda_copy_rows(group->owner->cuda, (char *)out + (size_t)p * piece, (size_t)parts * piece,
+                                     (const char *)flat + (size_t)p * bytes, piece, piece, (size_t)rows));
+    return WEFT_OK;
+}
+
+static weft_status reduce_scatter(weft_group *group, const weft__call *call, const void *in, size_t bytes, void *out, cudaStream_t stream)
+{
+    ncclComm_t comm = group->nccl->comm;
+    void *flat = NULL;
+    size_t piece = bytes / (size_t)group->size / (size_t)(call->rows > 0 ? call->rows : 1);
+    if (call->rows > 1) {
+        WEFT_TRY(flatten(group, in, piece, call->rows, group->size, &flat));
+        in = flat;
+    }
+    return settle(group, "reduce_scatter",
+                  ncclReduceScatter(in, out, (size_t)(call->count / group->size), type_of(call->dtype), ncclSum, comm, stream), comm);
+}
+
+static weft_status all_to_all(weft_group *group, const void *in, size_t bytes, void *out, cudaStream_t stream)
+{
+    ncclComm_t comm = group->nccl->comm;
+    size_t piece = bytes / (size_t)group->size;
+    ncclResult_t result = ncclGroupStart();
+    for (int m = 0; m < group->size && result == ncclSuccess; m++) {
+        result = ncclSend((const char *)in + (size_t)m * piece, piece, ncclUint8, m, comm, stream);
+        if (result == ncclSuccess || result == ncclInProgress)
+            result = ncclRecv((char *)out + (size_t)m * piece, piece, ncclUint8, m, comm, stream);
+        if (result == ncclInProgress) result = ncclSuccess;
+    }
+    ncclResult_t ended = ncclGroupEnd();
+    return settle(group, "all_to_all", result != ncclSuccess ? result : ended, comm);
+}
+
+weft_status weft__nccl_collective(weft_group *group, const weft__call *call, const void *in, size_t bytes, void *out)
+{
+    ncclComm_t comm = group->nccl->comm;
+    cudaStream_t stream = weft_cuda_stream(group->owner->cuda);
+    weft__call noted = *call;
+    noted.sequence = ++group->sequence;
+    weft__note_call(group->world, group->owner->rank, &noted, group->name);
+    WEFT_TRY(weft_world_check(group->world));
+    switch (call->op) {
+    case WEFT__OP_ALL_REDUCE:
+        return settle(group, "all_reduce",
+                      ncclAllReduce(in, out, (size_t)call->count, type_of(call->dtype), call->reduce == WEFT_REDUCE_MAX ? ncclMax : ncclSum,
+                                    comm, stream),
+                      comm);
+    case WEFT__OP_ALL_GATHER: return all_gather(group, call, in, bytes, out, stream);
+    case WEFT__OP_REDUCE_SCATTER: return reduce_scatter(group, call, in, bytes, out, stream);
+    case WEFT__OP_ALL_TO_ALL: return all_to_all(group, in, bytes, out, stream);
+    case WEFT__OP_BROADCAST:
+        return settle(group, "broadcast", ncclBroadcast(in, out, bytes, ncclUint8, call->root, comm, stream), comm);
+    default: return weft_fail(WEFT_INTERNAL, "no such collective on GPUs");
+    }
+}
+
+#else
+
+weft_status weft__nccl_join(weft_group *group)
+{
+    return weft_fail(WEFT_UNSUPPORTED, "group %s spans several GPUs, and this build of weft has no NCCL; build it where nccl.h is found",
+                     group->name);
+}
+
+weft_status weft__nccl_collective(weft_group *group, const weft__call *call, const void *in, size_t bytes, void *out)
+{
+    return weft__nccl_join(group);
+}
+
+weft_status weft__nccl_check(const weft_group *group) { return WEFT_OK; }
+void weft__nccl_leave(weft_group *group, int together) {}
+
+#endif

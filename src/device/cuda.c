@@ -1,0 +1,332 @@
+/* device/cuda.c - a stream of a GPU: opening, waiting, copies. */
+#ifdef WEFT_HAVE_CUDA
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "device/cuda_internal.h"
+#include "kernels/weft_cuda.h"
+
+double weft__cuda_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- failures ---- */
+
+static int ruins_context(cudaError_t error)
+{
+    switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable: return 1;
+    default: return 0;
+    }
+}
+
+weft_status weft__cuda_fail(weft_cuda *cuda, const char *what, cudaError_t error)
+{
+    (void)cudaGetLastError(); /* or the next innocent call would be blamed */
+    if (error == cudaErrorMemoryAllocation) return weft_fail(WEFT_DEVICE_MEMORY, "%s: GPU %d has no memory left", what, cuda->index);
+    if (ruins_context(error) && cuda->cause[0] == 0)
+        snprintf(cuda->cause, sizeof cuda->cause, "%s (reported by %s)", cudaGetErrorString(error), what);
+    return weft_fail(WEFT_CUDA, "GPU %d: %s reported by %s; it may come from an earlier operation (WEFT_SYNC=1 finds it)", cuda->index,
+                     cudaGetErrorString(error), what);
+}
+
+weft_status weft__cuda_usable(weft_cuda *cuda)
+{
+    if (cuda->cause[0] == 0) return WEFT_OK;
+    return weft_fail(WEFT_POISONED, "GPU %d cannot be used any more: %s", cuda->index, cuda->cause);
+}
+
+/* ---- opening and closing ---- */
+
+int weft_cuda_device_count(void)
+{
+    int count = 0;
+    if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+    (void)cudaGetLastError();
+    return 0;
+}
+
+weft_status weft_cuda_describe(int index, char *text, size_t size, size_t *free_bytes, size_t *total_bytes)
+{
+    struct cudaDeviceProp properties;
+    size_t available = 0, total = 0;
+    cudaError_t error = cudaGetDeviceProperties(&properties, index);
+    if (error == cudaSuccess) error = cudaSetDevice(index);
+    if (error == cudaSuccess) error = cudaMemGetInfo(&available, &total);
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError();
+        return weft_fail(WEFT_CUDA, "GPU %d: %s", index, cudaGetErrorString(error));
+    }
+    if (text != NULL) snprintf(text, size, "%s", properties.name);
+    if (free_bytes != NULL) *free_bytes = available;
+    if (total_bytes != NULL) *total_bytes = total;
+    return WEFT_OK;
+}
+
+/* Whether the stream comes to its end soon: after an abort it may never. */
+static int comes_to_rest(weft_cuda *cuda)
+{
+    double began = weft__cuda_now();
+    while (cudaStreamQuery(cuda->stream) == cudaErrorNotReady) {
+        if (weft__cuda_now() - began > 5) return 0;
+        sched_yield();
+    }
+    return cudaGetLastError() == cudaSuccess;
+}
+
+static void destroy(weft_object *object)
+{
+    weft_cuda *cuda = (weft_cuda *)object;
+    /* A ruined context or a stream that never ends: the driver takes everything back at exit. */
+    if (cuda->cause[0] == 0 && (cuda->stream == NULL || comes_to_rest(cuda))) {
+        weft_cuda_context_destroy(cuda->kernels);
+        weft__cuda_free_unused(cuda);
+        if (cuda->workspace != NULL) (void)cudaFree(cuda->workspace);
+        for (int i = 0; i < 2; i++) {
+            if (cuda->staging[i].data != NULL) (void)cudaFreeHost(cuda->staging[i].data);
+            if (cuda->outgoing[i].data != NULL) (void)cudaFreeHost(cuda->outgoing[i].data);
+            if (cuda->staging[i].copied != NULL) (void)cudaEventDestroy(cuda->staging[i].copied);
+            if (cuda->outgoing[i].copied != NULL) (void)cudaEventDestroy(cuda->outgoing[i].copied);
+        }
+        if (cuda->waited != NULL) (void)cudaEventDestroy(cuda->waited);
+        if (cuda->stream != NULL) (void)cudaStreamDestroy(cuda->stream);
+        (void)cudaGetLastError();
+    }
+    pthread_mutex_destroy(&cuda->lock);
+    free(cuda->blocks);
+    free(cuda);
+}
+
+static weft_status build(weft_cuda *cuda)
+{
+    cudaError_t error = cudaSetDevice(cuda->index);
+    if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->waited, cudaEventDisableTiming);
+    for (int i = 0; i < 2 && error == cudaSuccess; i++) {
+        error = cudaEventCreateWithFlags(&cuda->staging[i].copied, cudaEventDisableTiming);
+        if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->outgoing[i].copied, cudaEventDisableTiming);
+    }
+    if (error == cudaSuccess) error = cudaMalloc(&cuda->workspace, WEFT_CUDA_WORKSPACE_BYTES);
+    if (error != cudaSuccess) return weft__cuda_fail(cuda, "opening the GPU", error);
+    return weft_cuda_context_create(&cuda->kernels, cuda->workspace, WEFT_CUDA_WORKSPACE_BYTES);
+}
+
+weft_status weft_cuda_open(weft_cuda **out, int index)
+{
+    int count = weft_cuda_device_count();
+    if (index < 0 || index >= count) return weft_fail(WEFT_INVALID, "GPU %d was asked for, and this machine has %d", index, count);
+    weft_cuda *cuda = calloc(1, sizeof *cuda);
+    if (cuda == NULL) return weft_fail(WEFT_MEMORY, "no memory for a GPU");
+    weft_object_init(&cuda->object, destroy);
+    pthread_mutex_init(&cuda->lock, NULL);
+    cuda->index = index;
+    cuda->timeout = 300;
+    const char *sync = getenv("WEFT_SYNC");
+    cuda->sync = sync != NULL && *sync == '1';
+    weft_status status = build(cuda);
+    if (status != WEFT_OK) {
+        weft_cuda_release(cuda);
+        return status;
+    }
+    *out = cuda;
+    return WEFT_OK;
+}
+
+weft_cuda *weft_cuda_retain(weft_cuda *cuda) { return WEFT_RETAIN(cuda); }
+
+void weft_cuda_release(weft_cuda *cuda)
+{
+    if (cuda != NULL) weft_object_release(&cuda->object);
+}
+
+int weft_cuda_index(const weft_cuda *cuda) { return cuda->index; }
+void *weft_cuda_stream(const weft_cuda *cuda) { return cuda->stream; }
+struct weft_cuda_context *weft_cuda_kernels(const weft_cuda *cuda) { return cuda->kernels; }
+void weft_cuda_moved(weft_cuda *cuda) { cuda->generation++; }
+
+void weft_cuda_watch(weft_cuda *cuda, weft_status (*check)(void *context), void *context, double seconds)
+{
+    cuda->check = check;
+    cuda->check_context = context;
+    cuda->timeout = seconds;
+}
+
+int weft_cuda_is_device(const void *address)
+{
+    struct cudaPointerAttributes attributes;
+    if (address == NULL) return 0;
+    if (cudaPointerGetAttributes(&attributes, address) == cudaSuccess) return attributes.type == cudaMemoryTypeDevice;
+    (void)cudaGetLastError();
+    return 0;
+}
+
+weft_status weft_cuda_open_peer(weft_cuda *cuda, int index)
+{
+    int possible = 0;
+    cudaError_t error = cudaDeviceCanAccessPeer(&possible, cuda->index, index);
+    if (error == cudaSuccess && !possible) return weft_fail(WEFT_CUDA, "GPU %d cannot read the memory of GPU %d: no peer path", cuda->index, index);
+    if (error == cudaSuccess) error = cudaDeviceEnablePeerAccess(index, 0);
+    if (error == cudaSuccess) return WEFT_OK;
+    (void)cudaGetLastError();
+    return error == cudaErrorPeerAccessAlreadyEnabled ? WEFT_OK : weft__cuda_fail(cuda, "opening a peer path", error);
+}
+
+weft_status weft_cuda_launched(weft_cuda *cuda, const char *what, weft_status status)
+{
+    if (status == WEFT_OK && !cuda->sync) return WEFT_OK;
+    if (status == WEFT_OK && !cuda->capturing) status = weft_cuda_wait(cuda);
+    return status == WEFT_OK ? WEFT_OK : weft_fail_while(status, "while running %s on GPU %d", what, cuda->index);
+}
+
+/* ---- waiting ---- */
+
+static weft_status wait_event(weft_cuda *cuda, cudaEvent_t event, const char *what)
+{
+    if (cuda->capturing) return weft_fail(WEFT_INTERNAL, "%s while a graph is captured: a step must not wait", what);
+    WEFT_TRY(weft__cuda_usable(cuda));
+    double began = 0;
+    for (long turn = 0;; turn++) {
+        cudaError_t error = cudaEventQuery(event);
+        if (error == cudaSuccess) return WEFT_OK;
+        if (error != cudaErrorNotReady) return weft__cuda_fail(cuda, what, error);
+        if (cuda->check != NULL) WEFT_TRY(cuda->check(cuda->check_context));
+        if (turn < 64) continue;
+        sched_yield();
+        double now = weft__cuda_now();
+        if (began == 0) began = now;
+        if (now - began > cuda->timeout)
+            return weft_fail(WEFT_TIMEOUT, "GPU %d did not finish within %.3g s (%s)", cuda->index, cuda->timeout, what);
+    }
+}
+
+weft_status weft_cuda_wait(weft_cuda *cuda)
+{
+    if (cuda->capturing) return weft_fail(WEFT_INTERNAL, "waiting while a graph is captured: a step must not wait");
+    WEFT_TRY(weft__cuda_usable(cuda));
+    cudaError_t error = cudaEventRecord(cuda->waited, cuda->stream);
+    if (error != cudaSuccess) return weft__cuda_fail(cuda, "recording an event", error);
+    return wait_event(cuda, cuda->waited, "waiting for the stream");
+}
+
+/* ---- copies ---- */
+
+static weft_status reserve_pinned(weft_cuda *cuda, weft__pinned *pinned, size_t bytes)
+{
+    if (pinned->bytes >= bytes) return WEFT_OK;
+    void *larger = NULL;
+    cudaError_t error = cudaHostAlloc(&larger, bytes, cudaHostAllocDefault);
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError();
+        return weft_fail(WEFT_MEMORY, "no page-locked host memory for copies to GPU %d (%zu bytes)", cuda->index, bytes);
+    }
+    if (pinned->data != NULL) (void)cudaFreeHost(pinned->data);
+    pinned->data = larger;
+    pinned->bytes = bytes;
+    return WEFT_OK;
+}
+
+/* The next of two buffers, once what it held is copied. */
+static weft_status next_pinned(weft_cuda *cuda, weft__pinned *pair, int *turn, size_t bytes, weft__pinned **out)
+{
+    weft__pinned *pinned = &pair[*turn ^= 1];
+    if (pinned->busy) WEFT_TRY(wait_event(cuda, pinned->copied, "copying to the GPU"));
+    pinned->busy = 0;
+    WEFT_TRY(reserve_pinned(cuda, pinned, bytes));
+    *out = pinned;
+    return WEFT_OK;
+}
+
+static weft_status send(weft_cuda *cuda, weft__pinned *pinned, void *dst, size_t bytes)
+{
+    cudaError_t error = cudaMemcpyAsync(dst, pinned->data, bytes, cudaMemcpyHostToDevice, cuda->stream);
+    if (error == cudaSuccess) error = cudaEventRecord(pinned->copied, cuda->stream);
+    if (error != cudaSuccess) return weft__cuda_fail(cuda, "a copy to the GPU", error);
+    pinned->busy = 1;
+    return WEFT_OK;
+}
+
+weft_status weft_cuda_to_device(weft_cuda *cuda, void *dst, const void *src, size_t bytes)
+{
+    if (cuda->capturing) return weft_fail(WEFT_INTERNAL, "a copy from the host while a graph is captured");
+    WEFT_TRY(weft__cuda_usable(cuda));
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
+        weft__pinned *pinned;
+        WEFT_TRY(next_pinned(cuda, cuda->staging, &cuda->staging_turn, STAGING_BYTES, &pinned));
+        memcpy(pinned->data, (const char *)src + done, n);
+        WEFT_TRY(send(cuda, pinned, (char *)dst + done, n));
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_cuda_to_host(weft_cuda *cuda, void *dst, const void *src, size_t bytes)
+{
+    WEFT_TRY(weft__cuda_usable(cuda));
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
+        weft__pinned *pinned;
+        WEFT_TRY(next_pinned(cuda, cuda->staging, &cuda->staging_turn, STAGING_BYTES, &pinned));
+        cudaError_t error = cudaMemcpyAsync(pinned->data, (const char *)src + done, n, cudaMemcpyDeviceToHost, cuda->stream);
+        if (error == cudaSuccess) error = cudaEventRecord(cuda->waited, cuda->stream);
+        if (error != cudaSuccess) return weft__cuda_fail(cuda, "a copy from the GPU", error);
+        WEFT_TRY(wait_event(cuda, cuda->waited, "copying from the GPU"));
+        memcpy((char *)dst + done, pinned->data, n);
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_cuda_copy(weft_cuda *cuda, void *dst, const void *src, size_t bytes)
+{
+    if (bytes == 0 || dst == src) return WEFT_OK;
+    cudaError_t error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cuda->stream);
+    return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "a copy", error);
+}
+
+weft_status weft_cuda_copy_rows(weft_cuda *cuda, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t rows)
+{
+    if (rows == 0 || width == 0) return WEFT_OK;
+    if (rows == 1 || (dst_pitch == width && src_pitch == width)) return weft_cuda_copy(cuda, dst, src, width * rows);
+    cudaError_t error = cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, rows, cudaMemcpyDeviceToDevice, cuda->stream);
+    return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "a copy of rows", error);
+}
+
+weft_status weft_cuda_clear(weft_cuda *cuda, void *data, size_t bytes)
+{
+    if (bytes == 0) return WEFT_OK;
+    cudaError_t error = cudaMemsetAsync(data, 0, bytes, cuda->stream);
+    return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "clearing memory", error);
+}
+
+weft_status weft_cuda_outgoing(weft_cuda *cuda, size_t bytes, void **out)
+{
+    size_t rounded = (size_t)64 << 10;
+    while (rounded < bytes) rounded *= 2;
+    weft__pinned *pinned;
+    WEFT_TRY(next_pinned(cuda, cuda->outgoing, &cuda->outgoing_turn, rounded, &pinned));
+    *out = pinned->data;
+    return WEFT_OK;
+}
+
+weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes)
+{
+    if (cuda->capturing) return weft_fail(WEFT_INTERNAL, "a copy from the host while a graph is captured");
+    return send(cuda, &cuda->outgoing[cuda->outgoing_turn], dst, bytes);
+}
+
+#endif

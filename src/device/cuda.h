@@ -1,0 +1,72 @@
+/* device/cuda.h - one rank's use of one GPU: a stream, its memory, copies and captured graphs.
+ *
+ * C without CUDA types. In a build without CUDA every call that needs a device refuses in one line
+ * and weft_cuda_device_count gives 0. A weft_cuda belongs to the thread that opened it; only
+ * weft_cuda_retire may be called from others. All work goes to one stream, so memory that is given
+ * back is used again in stream order. Waits poll: the device, what weft_cuda_watch was given, the
+ * clock. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/object.h"
+#include "base/status.h"
+
+typedef struct weft_cuda weft_cuda;             /* starts with a weft_object */
+typedef struct weft_cuda_graph weft_cuda_graph; /* starts with a weft_object */
+struct weft_cuda_context;
+
+int weft_cuda_device_count(void); /* 0: none, no driver, or a build without CUDA */
+/* "NVIDIA H200" into text; free and total bytes (any may be NULL). */
+weft_status weft_cuda_describe(int index, char *text, size_t size, size_t *free_bytes, size_t *total_bytes);
+
+weft_status weft_cuda_open(weft_cuda **out, int index);
+weft_cuda *weft_cuda_retain(weft_cuda *cuda);
+void weft_cuda_release(weft_cuda *cuda); /* NULL is allowed. The last one gives the memory back */
+int weft_cuda_index(const weft_cuda *cuda);
+void *weft_cuda_stream(const weft_cuda *cuda);
+struct weft_cuda_context *weft_cuda_kernels(const weft_cuda *cuda); /* of kernels/weft_cuda.h */
+/* Every wait calls check(context) and leaves with its failure; and with TIMEOUT after `seconds`. */
+void weft_cuda_watch(weft_cuda *cuda, weft_status (*check)(void *context), void *context, double seconds);
+
+/* ---- memory: blocks of 256-byte alignment, kept for the next request of their size ---- */
+
+/* DEVICE_MEMORY with the numbers, when even giving all unused blocks back is not enough. */
+weft_status weft_cuda_alloc(weft_cuda *cuda, size_t bytes, void **out);
+/* Only notes that the block is free. */
+void weft_cuda_retire(weft_cuda *cuda, void *block, size_t bytes);
+/* Whether the address is memory of a GPU. */
+int weft_cuda_is_device(const void *address);
+/* Makes the memory of another GPU readable from this one. CUDA when the two have no path. */
+weft_status weft_cuda_open_peer(weft_cuda *cuda, int index);
+/* Addresses that a captured graph may hold have changed: graphs of before are stale. */
+void weft_cuda_moved(weft_cuda *cuda);
+/* The status of an operation just launched. Under WEFT_SYNC=1 it waits, so that a fault is
+ * reported where it happened. */
+weft_status weft_cuda_launched(weft_cuda *cuda, const char *what, weft_status status);
+
+/* ---- copies, in stream order ---- */
+
+weft_status weft_cuda_to_host(weft_cuda *cuda, void *dst, const void *src, size_t bytes); /* waits */
+weft_status weft_cuda_to_device(weft_cuda *cuda, void *dst, const void *src, size_t bytes); /* src may change at once */
+weft_status weft_cuda_copy(weft_cuda *cuda, void *dst, const void *src, size_t bytes); /* on the device */
+weft_status weft_cuda_copy_rows(weft_cuda *cuda, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width,
+                                size_t rows);
+weft_status weft_cuda_clear(weft_cuda *cuda, void *data, size_t bytes);
+/* Until all work of the stream is done. */
+weft_status weft_cuda_wait(weft_cuda *cuda);
+/* `bytes` of page-locked memory, free for writing: what it held before has been copied. Goes to the
+ * device with the next weft_cuda_send, which does not wait. */
+weft_status weft_cuda_outgoing(weft_cuda *cuda, size_t bytes, void **out);
+weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes);
+
+/* ---- graphs ---- */
+
+/* From begin to end this thread's work on the stream is recorded and not run. Nothing in between
+ * may allocate or wait. end is called in any case, and with out NULL drops what was recorded. */
+weft_status weft_cuda_graph_begin(weft_cuda *cuda);
+weft_status weft_cuda_graph_end(weft_cuda *cuda, weft_cuda_graph **out);
+weft_status weft_cuda_graph_launch(weft_cuda_graph *graph);
+/* 0 once weft_cuda_moved was called behind its capture. */
+int weft_cuda_graph_fresh(const weft_cuda_graph *graph);

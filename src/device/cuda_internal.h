@@ -1,0 +1,50 @@
+/* device/cuda_internal.h - what the CUDA files of this room share. The only place of src/device
+ * with CUDA types. */
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+
+#include "device/cuda.h"
+
+enum { STAGING_BYTES = 16 << 20 };
+
+typedef struct weft__pinned {
+    void *data; /* page-locked */
+    size_t bytes;
+    cudaEvent_t copied;
+    int busy; /* `copied` was recorded behind its last copy */
+} weft__pinned;
+
+typedef struct weft__block {
+    void *data;
+    size_t bytes; /* its size class */
+} weft__block;
+
+struct weft_cuda {
+    weft_object object;
+    int index, sync, capturing;
+    cudaStream_t stream;
+    cudaEvent_t waited;
+    struct weft_cuda_context *kernels;
+    void *workspace;
+    weft_status (*check)(void *context);
+    void *check_context;
+    double timeout;
+    uint64_t generation;
+    char cause[256]; /* what ruined the context; empty: nothing */
+
+    weft__pinned staging[2], outgoing[2];
+    int staging_turn, outgoing_turn;
+
+    pthread_mutex_t lock; /* of the blocks */
+    weft__block *blocks;  /* free ones */
+    size_t num_blocks, max_blocks;
+    size_t owned_blocks; /* ever made: the list has room for all */
+    size_t held_bytes, used_bytes; /* from the driver; of them in use */
+};
+
+double weft__cuda_now(void);
+weft_status weft__cuda_fail(weft_cuda *cuda, const char *what, cudaError_t error);
+weft_status weft__cuda_usable(weft_cuda *cuda); /* POISONED with the first cause */
+void weft__cuda_free_unused(weft_cuda *cuda);

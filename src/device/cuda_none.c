@@ -1,0 +1,43 @@
+/* device/cuda_none.c - device/cuda.h in a build without CUDA. No weft_cuda can exist here. */
+#ifndef WEFT_HAVE_CUDA
+
+#include "device/cuda.h"
+
+static weft_status none(void)
+{
+    return weft_fail(WEFT_UNSUPPORTED, "this build of weft has no CUDA; use --device cpu, or build with -DWEFT_CUDA=ON");
+}
+
+int weft_cuda_device_count(void) { return 0; }
+weft_status weft_cuda_describe(int index, char *text, size_t size, size_t *free_bytes, size_t *total_bytes) { return none(); }
+weft_status weft_cuda_open(weft_cuda **out, int index) { return none(); }
+weft_cuda *weft_cuda_retain(weft_cuda *cuda) { return cuda; }
+void weft_cuda_release(weft_cuda *cuda) {}
+int weft_cuda_index(const weft_cuda *cuda) { return 0; }
+void *weft_cuda_stream(const weft_cuda *cuda) { return NULL; }
+struct weft_cuda_context *weft_cuda_kernels(const weft_cuda *cuda) { return NULL; }
+void weft_cuda_watch(weft_cuda *cuda, weft_status (*check)(void *context), void *context, double seconds) {}
+weft_status weft_cuda_alloc(weft_cuda *cuda, size_t bytes, void **out) { return none(); }
+void weft_cuda_retire(weft_cuda *cuda, void *block, size_t bytes) {}
+int weft_cuda_is_device(const void *address) { return 0; }
+weft_status weft_cuda_open_peer(weft_cuda *cuda, int index) { return none(); }
+void weft_cuda_moved(weft_cuda *cuda) {}
+weft_status weft_cuda_launched(weft_cuda *cuda, const char *what, weft_status status) { return status; }
+weft_status weft_cuda_to_host(weft_cuda *cuda, void *dst, const void *src, size_t bytes) { return none(); }
+weft_status weft_cuda_to_device(weft_cuda *cuda, void *dst, const void *src, size_t bytes) { return none(); }
+weft_status weft_cuda_copy(weft_cuda *cuda, void *dst, const void *src, size_t bytes) { return none(); }
+weft_status weft_cuda_copy_rows(weft_cuda *cuda, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width,
+                                size_t rows)
+{
+    return none();
+}
+weft_status weft_cuda_clear(weft_cuda *cuda, void *data, size_t bytes) { return none(); }
+weft_status weft_cuda_wait(weft_cuda *cuda) { return none(); }
+weft_status weft_cuda_outgoing(weft_cuda *cuda, size_t bytes, void **out) { return none(); }
+weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes) { return none(); }
+weft_status weft_cuda_graph_begin(weft_cuda *cuda) { return none(); }
+weft_status weft_cuda_graph_end(weft_cuda *cuda, weft_cuda_graph **out) { return none(); }
+weft_status weft_cuda_graph_launch(weft_cuda_graph *graph) { return none(); }
+int weft_cuda_graph_fresh(const weft_cuda_graph *graph) { return 0; }
+
+#endif
