@@ -79,6 +79,7 @@ __attribute__((visibility("default"))) int luaopen_weft_core(lua_State *L)
         weft_open_checkpoint,
         weft_open_safetensors,
         weft_open_rows,
+        weft_open_device,
         weft_open_tokenizer,
         weft_open_ops,
         weft_open_linear,
