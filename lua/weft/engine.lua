@@ -11,6 +11,7 @@
 -- next chunk of prompt, within a token budget. Requests join and leave at any step. Rank 0 decides
 -- and publishes the step record; all ranks execute it (runtime.lua).
 local core = require "weft.core"
+local gpu = require "weft.gpu"
 local Request = require "weft.request"
 
 local Engine = {}
@@ -216,6 +217,14 @@ function Engine:schedule()
   return batch
 end
 
+-- Whether every request gives one token and draws one: what a captured graph can run.
+local function is_decode(batch)
+  for _, entry in ipairs(batch) do
+    if entry.count ~= 1 or not entry.samples then return false end
+  end
+  return true
+end
+
 -- The step record's tables, from the batch.
 function Engine:describe(batch)
   local requests, gather = {}, false
@@ -230,7 +239,11 @@ function Engine:describe(batch)
       temperature = request.temperature, seed = request.seed,
     }
   end
-  return { requests = requests, block_tokens = self.block_tokens, gather_logits = gather }
+  local record = { requests = requests, block_tokens = self.block_tokens, gather_logits = gather }
+  if self.session.graphs and not gather and is_decode(batch) then
+    record.graph, record.pad_to = true, gpu.bucket(#batch)
+  end
+  return record
 end
 
 -- Draws with filters from the whole row (rank 0 has it).

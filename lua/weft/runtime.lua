@@ -2,6 +2,7 @@
 -- the model on each, and runs a job on rank 0 while the others execute what it publishes.
 local core = require "weft.core"
 local config = require "weft.config"
+local gpu = require "weft.gpu"
 local models = require "weft.models"
 local policies = require "weft.policy"
 local Weights = require "weft.weights"
@@ -38,6 +39,27 @@ local function compute_dtype(options, cfg)
   return dtype
 end
 
+--- Where the ranks of these options compute: "cpu" or "cuda", the default where there is a GPU.
+function runtime.device(options)
+  if options.device == "cpu" then return "cpu" end
+  local gpus = core.gpu.count()
+  if gpus > 0 then return "cuda" end
+  if options.device == "cuda" then
+    usage(core.gpu.built and "--device cuda: this process sees no GPU; use --device cpu"
+      or "--device cuda: this build of weft has no CUDA kernels; use --device cpu")
+  end
+  return "cpu"
+end
+
+local function check_gpus(options, num_ranks)
+  if runtime.device(options) ~= "cuda" or options.oversubscribe then return end
+  local gpus = core.gpu.count()
+  if num_ranks > gpus then
+    usage(("the plan needs %d ranks, and this machine has %d GPU%s; --oversubscribe lets ranks share one, --device cpu uses threads")
+      :format(num_ranks, gpus, gpus == 1 and "" or "s"))
+  end
+end
+
 --- Everything that can be refused before weights are read: config, model, policy, rules.
 -- Returns { cfg, policy, num_ranks, name }. The error of a refused plan holds `refused` = { rule, nearest }.
 function runtime.check(options)
@@ -47,7 +69,7 @@ function runtime.check(options)
   if load_format ~= "auto" and load_format ~= "safetensors" and load_format ~= "dummy" then
     usage(("--load-format is one of auto, safetensors, dummy, got '%s'"):format(load_format))
   end
-  if options.device == "cuda" then usage "--device cuda: this build of weft has no CUDA kernels; use --device cpu" end
+  runtime.device(options)
   local cfg = config.load(options.model)
   cfg.compute_dtype = compute_dtype(options, cfg)
   if options.quantization == "fp8_block" and not cfg.quantization then
@@ -65,6 +87,7 @@ function runtime.check(options)
   if not ok then refuse(type(policy) == "table" and policy.message or tostring(policy)) end
   local valid, message = policies.validate(policy, cfg, known)
   if not valid then refuse(message) end
+  check_gpus(options, policy.num_ranks)
   return { cfg = cfg, policy = policy, num_ranks = policy.num_ranks, name = name }
 end
 
@@ -97,6 +120,7 @@ runtime.Session = Session -- its other methods: live.lua
 -- all logits (float32 [rows, vocab]).
 function Session:execute(step)
   core.begin_step()
+  if self.device == "cuda" then return gpu.execute(self, step) end
   local hidden = self.model.forward(step)
   if step.num_logits == 0 then return nil end
   local rows = core.gather_rows(hidden, step.logits_indices)
@@ -108,10 +132,17 @@ function Session:execute(step)
   return self.sampler:forward_step(logits, step)
 end
 
+--- Captured graphs go before the groups whose collectives they hold.
+function Session:close()
+  if self.graphs then gpu.close_graphs(self) end
+end
+
 -- Ranks other than 0: execute what is published until the stop record.
 local function follow(session)
+  local record
   while true do
-    local step = core.step_receive()
+    local step = core.step_receive(record)
+    record = step
     if step.kind == "stop" then return end
     session:execute(step)
   end
@@ -129,7 +160,14 @@ local function cache_blocks(session, options, attentions)
   local per_block = 0
   for _, attention in ipairs(attentions) do per_block = per_block + attention:bytes_per_block(session.block_tokens) end
   local blocks
-  if options.kv_cache_bytes and per_block > 0 then
+  local room = session.device == "cuda" and gpu.cache_bytes(session, options)
+  if room and not options.kv_cache_bytes and per_block > 0 then
+    blocks = math.floor(room / per_block)
+    if blocks < 1 then
+      error({ message = ("no room for a cache: %.1f MB are left on the GPU, one block of %d tokens takes %d bytes; raise --gpu-memory-utilization")
+        :format(room / 1e6, session.block_tokens, per_block), code = "device_memory" }, 0)
+    end
+  elseif options.kv_cache_bytes and per_block > 0 then
     blocks = math.floor(options.kv_cache_bytes / per_block)
     if blocks < 1 then
       error({ usage = true, message = ("--kv-cache-bytes %d holds no block: one block of %d tokens takes %d bytes on this rank")
@@ -211,6 +249,7 @@ end
 
 --- This rank's model from a script's table: layers, pages, sampler, into the session. Collective.
 function runtime.build_model(session, model, options)
+  session:close() -- what was captured belongs to the layers of before
   build_layers(session, model, open_weights(options, session.rank, session.cfg))
   bind_pages(session, options)
   session.sampler = core.sampler.new(session.model.lm_head)
@@ -227,6 +266,8 @@ end
 --- Builds this rank's model. Collective.
 function runtime.build(options)
   local rank, began = core.rank(), core.now()
+  local device = runtime.device(options)
+  if device == "cuda" then gpu.open(options, rank) end
   local cfg = config.load(options.model)
   cfg.compute_dtype = compute_dtype(options, cfg)
   local model, name, text = runtime.load_model(options, cfg)
@@ -235,15 +276,16 @@ function runtime.build(options)
   core.layer_parallel.init(policies.lowered(policy, rank.rank))
   local session = setmetatable({
     cfg = cfg, name = name, policy = policy, rank = rank, model_dir = options.model,
-    everyone = core.groups.everyone(), log = logger(options, rank),
+    device = device, everyone = core.groups.everyone(), log = logger(options, rank),
   }, Session)
   compare_scripts(session.everyone, rank, text)
   session.script, session.reuse = model, options.reuse
+  if device == "cuda" and not options.eager and not options.oversubscribe then session.graphs = {} end
   runtime.build_model(session, model, options)
   if rank.rank == 0 then session.tokenizer = load_tokenizer(options.model) end
   session.load_ms = (core.now() - began) * 1000
   session.log("%s on %d rank%s of %d thread%s (%s): %.1f MB of weights on rank 0 in %.0f ms, %.2f GB/s", name, rank.world_size,
-    rank.world_size == 1 and "" or "s", rank.threads, rank.threads == 1 and "" or "s", core.cpu_isa(),
+    rank.world_size == 1 and "" or "s", rank.threads, rank.threads == 1 and "" or "s", device == "cuda" and core.gpu.describe(core.gpu.index()) or core.cpu_isa(),
     session.weight_bytes / 1e6, session.load_ms, session.weight_bytes / session.load_ms / 1e6)
   session.log("cache: %d blocks of %d tokens, %.1f MB on rank 0", session.num_blocks, session.block_tokens,
     session.num_blocks * session.bytes_per_block / 1e6)
@@ -260,7 +302,9 @@ end
 
 --- What ranks other than 0 run under a script that leads them (weft.engine).
 function runtime.follow_main(options)
-  follow(runtime.build(options))
+  local session = runtime.build(options)
+  follow(session)
+  session:close()
   core.groups.close()
 end
 
@@ -271,6 +315,7 @@ function runtime.lead(options)
   local ranks = core.lead(ranks_of(options, setup, "follow_main", { options }))
   local session = runtime.build(options)
   return session, function()
+    session:close()
     core.groups.close()
     core.layer_parallel.clear()
     ranks:close()
@@ -289,6 +334,7 @@ function runtime.rank_main(options, module, name, argument)
   else
     follow(session)
   end
+  session:close()
   core.groups.close()
   return result
 end

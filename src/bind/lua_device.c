@@ -5,9 +5,12 @@
  *   core.gpu.use(i [, limit])     this rank computes on GPU i from here; limit in bytes
  *   core.gpu.index() -> the GPU of this rank, or nil
  *   core.gpu.synchronize()        waits for the rank's stream
+ *   core.gpu.copy_speed([bytes]) -> bytes read plus written a second by copies within its memory
+ *   core.gpu.built                whether this build has CUDA
  *   core.graph.capture(fn) -> graph   runs fn and records what it launches, without running it
  *   graph:launch()  graph.fresh (false: addresses have moved since; capture again)  graph:close() */
 #include <string.h>
+#include <time.h>
 
 #include "bind/box.h"
 #include "bind/core.h"
@@ -55,6 +58,36 @@ static int l_synchronize(lua_State *L)
     return 0;
 }
 
+static weft_status time_copies(weft_rank *rank, int64_t bytes, double *speed)
+{
+    enum { ROUNDS = 10 };
+    weft_tensor *a = NULL, *b = NULL;
+    weft_status status = weft_tensor_create(&a, rank->device_memory, WEFT_U8, 1, &bytes);
+    if (status == WEFT_OK) status = weft_tensor_create(&b, rank->device_memory, WEFT_U8, 1, &bytes);
+    struct timespec begin = {0}, end = {0};
+    for (int i = 0; i <= ROUNDS && status == WEFT_OK; i++) {
+        status = weft_cuda_copy(rank->cuda, i % 2 ? a->data : b->data, i % 2 ? b->data : a->data, (size_t)bytes);
+        if (status == WEFT_OK && (i == 0 || i == ROUNDS)) status = weft_cuda_wait(rank->cuda);
+        clock_gettime(CLOCK_MONOTONIC, i == 0 ? &begin : &end);
+    }
+    *speed = 2.0 * (double)bytes * ROUNDS / ((double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec));
+    WEFT_RELEASE(a);
+    WEFT_RELEASE(b);
+    return status;
+}
+
+static int l_copy_speed(lua_State *L)
+{
+    weft_rank *rank = weft_lua_rank(L);
+    lua_Number bytes = luaL_optnumber(L, 1, 1 << 30);
+    luaL_argcheck(L, bytes >= 4096 && bytes <= 1e11, 1, "expected a number of bytes");
+    if (rank->cuda == NULL) return luaL_error(L, "this rank has no GPU");
+    double speed = 0;
+    weft_raise_if(L, time_copies(rank, (int64_t)bytes, &speed));
+    lua_pushnumber(L, speed);
+    return 1;
+}
+
 /* Whatever fn does, the capture ends. */
 static int l_capture(lua_State *L)
 {
@@ -96,12 +129,19 @@ static int fields(lua_State *L)
 void weft_open_device(lua_State *L)
 {
     static const luaL_Reg gpu[] = {{"count", l_count}, {"describe", l_describe},       {"use", l_use},
-                                   {"index", l_index}, {"synchronize", l_synchronize}, {NULL, NULL}};
+                                   {"index", l_index}, {"synchronize", l_synchronize},
+                                   {"copy_speed", l_copy_speed}, {NULL, NULL}};
     static const luaL_Reg graph[] = {{"capture", l_capture}, {NULL, NULL}};
     static const luaL_Reg methods[] = {{"launch", l_launch}, {NULL, NULL}};
     weft_box_class(L, GRAPH, methods, fields, NULL);
     lua_newtable(L);
     luaL_setfuncs(L, gpu, 0);
+#ifdef WEFT_HAVE_CUDA
+    lua_pushboolean(L, 1);
+#else
+    lua_pushboolean(L, 0);
+#endif
+    lua_setfield(L, -2, "built");
     lua_setfield(L, -2, "gpu");
     lua_newtable(L);
     luaL_setfuncs(L, graph, 0);

@@ -200,7 +200,7 @@ static weft_status write_keys(const call *c)
         .positions = arrays.positions,
         .query_start_loc = arrays.query_start_loc,
         .pages = c->pages,
-        .tokens = c->step->header->num_tokens, /* padding belongs to no request and is not written */
+        .tokens = c->step->header->num_tokens, /* padding belongs to no request and is never written */
         .requests = arrays.requests,
         .num_kv_heads = s->num_kv_heads,
         .head_dim = s->head_size,

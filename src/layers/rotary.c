@@ -43,11 +43,21 @@ weft_status weft_rotary_create(weft_rotary **out, weft_rank *rank, int head_size
     return WEFT_OK;
 }
 
-static void fill_rows(const weft_rotary *rotary, weft_tensor *table, int64_t first)
+typedef struct {
+    const weft_rotary *rotary;
+    weft_tensor *table;
+    int64_t first;
+} row_job;
+
+static void fill_rows(void *context, int part, int parts)
 {
+    const row_job *job = context;
+    const weft_rotary *rotary = job->rotary;
     int half = rotary->rotary_dim / 2;
-    for (int64_t p = first; p < table->shape[0]; p++) {
-        float *row = (float *)table->data + p * rotary->rotary_dim;
+    long begin, end;
+    weft_pool_range((long)(job->table->shape[0] - job->first), 64, part, parts, &begin, &end);
+    for (int64_t p = job->first + begin; p < job->first + end; p++) {
+        float *row = (float *)job->table->data + p * rotary->rotary_dim;
         for (int i = 0; i < half; i++) {
             float angle = (float)p * (float)rotary->inv_freq[i];
             row[i] = (float)(cos((double)angle) * rotary->scale);
@@ -84,7 +94,8 @@ weft_status weft_rotary_reserve(weft_rotary *rotary, int64_t positions)
     weft_tensor *table = NULL;
     WEFT_TRY(weft_tensor_create(&table, rotary->rank->memory, WEFT_F32, 2, (int64_t[]){rows, rotary->rotary_dim}));
     if (have > 0) memcpy(table->data, rotary->table->data, (size_t)have * (size_t)rotary->rotary_dim * sizeof(float));
-    fill_rows(rotary, table, have);
+    row_job job = {rotary, table, have};
+    weft_pool_run(rotary->rank->pool, fill_rows, &job);
     WEFT_RELEASE(rotary->table);
     rotary->table = table;
     return rotary->rank->cuda != NULL ? send_table(rotary) : WEFT_OK;

@@ -28,6 +28,12 @@ local function prefill(engine, options)
   return { tokens = options.prefill, ms = ms, tok_per_s = options.prefill / ms * 1000 }
 end
 
+-- Bytes a second that this rank's memory copies, reading and writing.
+local function copy_speed(session)
+  if session.device == "cuda" then return core.gpu.copy_speed() end
+  return core.copy_speed() / session.rank.world_size
+end
+
 local function decode(engine, options)
   local requests = {}
   for i = 1, options.batch do
@@ -52,7 +58,7 @@ local function decode(engine, options)
   local ms = times[math.ceil(#times / 2)]
   local bytes = step_bytes(engine, options.batch, options.context) / (ms / 1000)
   return { batch = options.batch, context = options.context, ms = ms, tok_per_s = options.batch / ms * 1000,
-    gb_per_s = bytes / 1e9, percent_of_copy = 100 * bytes * engine.session.rank.world_size / core.copy_speed() }
+    gb_per_s = bytes / 1e9, percent_of_copy = 100 * bytes / copy_speed(engine.session) }
 end
 
 -- Bytes and seconds of the exchange of attention, per layer and step, on rank 0.

@@ -1,0 +1,95 @@
+--- Sessions on a GPU: opening it, the room for the cache, steps that run as captured graphs.
+--
+-- A decode step whose batch fits a bucket is padded to it (engine.lua). The first step of its kind
+-- runs launch by launch, the second is captured, all others replay what was captured. The sampler's
+-- result is fetched behind it: the one place where a step waits.
+local core = require "weft.core"
+
+local gpu = {}
+
+--- This rank's GPU: one each, or shared under --oversubscribe.
+function gpu.open(options, rank)
+  local gpus = core.gpu.count()
+  local index = rank.rank % gpus
+  local limit = 0
+  if options.gpu_memory_utilization then
+    local _, _, total = core.gpu.describe(index)
+    limit = math.floor(total * options.gpu_memory_utilization / math.ceil(rank.world_size / gpus))
+  end
+  core.gpu.use(index, limit)
+end
+
+-- What the largest step needs beside weights and cache.
+local function step_bytes(session, options)
+  local cfg = session.cfg
+  local tokens = options.max_batch_tokens or 2048
+  local width = 8 * cfg.hidden_size + 4 * (cfg.intermediate_size or cfg.hidden_size) + 4 * cfg.num_attention_heads * cfg.head_dim
+  return tokens * width * 4 + (options.max_batch or 64) * cfg.vocab_size * 8 + 2 ^ 28
+end
+
+--- Bytes for the cache under --gpu-memory-utilization; nil without it.
+function gpu.cache_bytes(session, options)
+  if not options.gpu_memory_utilization then return nil end
+  local index = core.gpu.index()
+  local _, free, total = core.gpu.describe(index)
+  local sharers = math.ceil(session.rank.world_size / core.gpu.count())
+  local limit = total * options.gpu_memory_utilization / sharers
+  local left = math.min(limit - core.memory().live_bytes, free / sharers)
+  return math.max(0, left - step_bytes(session, options))
+end
+
+--- The rows of the graph that runs `count` requests.
+function gpu.bucket(count)
+  local rows = 1
+  while rows < count do rows = rows * 2 end
+  return rows
+end
+
+local function forward(session, step)
+  local hidden = session.model.forward(step)
+  if step.num_logits == 0 then return nil end
+  local logits = session.model.lm_head:forward(core.gather_rows(hidden, step.rows))
+  session.sampler:launch(logits, step)
+  return logits
+end
+
+-- The graph of the step's kind, ready to launch; nil when the step must run launch by launch.
+local function graph_for(session, step)
+  local key = session.graphs and not step.gather_logits and step.graph_key
+  if not key then return nil end
+  local graph = session.graphs[key]
+  if graph and graph ~= "warm" and not graph.fresh then
+    graph:close()
+    graph = nil
+  end
+  if not graph then
+    session.graphs[key] = "warm"
+    return nil
+  end
+  if graph == "warm" then
+    graph = core.graph.capture(function() forward(session, step) end)
+    session.graphs[key] = graph
+    session.log("captured a decode step of %s", key)
+  end
+  return graph
+end
+
+--- Session:execute on a GPU.
+function gpu.execute(session, step)
+  step:upload()
+  local graph, logits = graph_for(session, step), nil
+  if graph then graph:launch() else logits = forward(session, step) end
+  if step.num_logits == 0 then return nil end
+  local full
+  if step.gather_logits then full = core.to_host(session.model.lm_head:gather(logits)) end
+  return session.sampler:take(step), full
+end
+
+function gpu.close_graphs(session)
+  for _, graph in pairs(session.graphs) do
+    if graph ~= "warm" then graph:close() end
+  end
+  session.graphs = {}
+end
+
+return gpu
