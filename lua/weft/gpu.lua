@@ -85,11 +85,12 @@ function gpu.execute(session, step)
   return session.sampler:take(step), full
 end
 
+--- In place: a session that is being rebuilt shares the table with the one it replaces.
 function gpu.close_graphs(session)
-  for _, graph in pairs(session.graphs) do
+  for key, graph in pairs(session.graphs) do
     if graph ~= "warm" then graph:close() end
+    session.graphs[key] = nil
   end
-  session.graphs = {}
 end
 
 return gpu
