@@ -70,7 +70,8 @@ function Llama.mlp(cfg, weights, policy, i)
   end
 end
 
---- A decoder layer around an attention and a feed-forward function. x is what the layer before added last and `residual` the sum of all before it:
+--- A decoder layer around an attention and a feed-forward function. x is what the layer before added
+-- last and `residual` the sum of all before it:
 -- the norms add x into the residual on the way. The first layer gets no x.
 function Llama.decoder(cfg, weights, attention, feed_forward)
   local input_norm = nn.rms_norm(cfg, weights:at "input_layernorm")
