@@ -11,6 +11,7 @@
 --     .family  .note (nil, or what is not as the checkpoint wants it)
 --     :render(messages, options)  :encode(tokenizer, messages, options)  :stop_ids(tokenizer)
 local core = require "weft.core"
+local errors = require "weft.errors"
 
 local chat = { families = {} }
 
@@ -18,7 +19,7 @@ for _, file in ipairs { "llama3", "minimax_m2", "mistral" } do
   for name, family in pairs(require("weft.chat." .. file)) do chat.families[name] = family end
 end
 
-local function fail(message) error({ message = message, code = "invalid" }, 0) end
+local function fail(message) errors.raise { message = message, code = "invalid" } end
 
 local function family_of(name)
   local family = chat.families[name]

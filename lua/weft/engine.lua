@@ -11,6 +11,7 @@
 -- next chunk of prompt, within a token budget. Requests join and leave at any step. Rank 0 decides
 -- and publishes the step record; all ranks execute it (runtime.lua).
 local core = require "weft.core"
+local errors = require "weft.errors"
 local gpu = require "weft.gpu"
 local Request = require "weft.request"
 
@@ -20,13 +21,27 @@ Engine.__index = Engine
 local short = { tp = "tensor_parallel_size", tpa = "tensor_parallel_size_attention", dcp = "decode_context_parallel_size",
   ep = "expert_parallel_size" }
 
+local option_names = { policy = true, cache_tokens = true, script = true, prefix_reuse = true }
+for _, name in ipairs { "model", "device", "dtype", "load_format", "quantization", "block_size", "kv_cache_bytes",
+  "gpu_memory_utilization", "max_batch", "max_batch_tokens", "prefill_chunk", "eager", "oversubscribe", "timeout", "verbose",
+  "seed", "plan", "tensor_parallel_size", "tensor_parallel_size_attention", "decode_context_parallel_size", "dcp_comm_backend",
+  "cp_kv_cache_interleave_size", "expert_parallel_size" } do
+  option_names[name] = true
+end
+
 --- An engine for scripts and specs: this Lua state becomes rank 0, the other ranks are threads.
 -- options: the flags of `weft run` by their long names with underscores (tp, tpa, dcp and ep for
 -- short), `policy` for a weft.policy or its sizes, `script` for a model script.
 local function open(_, options)
   if type(options) ~= "table" then error("weft.engine needs a table such as { model = DIR }, got " .. type(options), 2) end
   local given = {}
-  for key, value in pairs(options) do given[short[key] or key] = value end
+  for key, value in pairs(options) do
+    local name = short[key] or key
+    if not option_names[name] then error(("weft.engine has no option '%s'"):format(tostring(key)), 2) end
+    given[name] = value
+  end
+  if type(given.model) ~= "string" then error("weft.engine needs model = DIR", 2) end
+  if given.policy and given.tensor_parallel_size then error("weft.engine takes policy or tp, not both", 2) end
   given.cache_tokens = given.cache_tokens or 8192
   local session, finish = require("weft.runtime").lead(given)
   local engine = Engine.new(session, given)
@@ -39,6 +54,7 @@ setmetatable(Engine, { __call = open })
 function Engine:close()
   if not self.end_ranks then return end
   local finish = self.end_ranks
+  self.closed = true
   self.end_ranks = nil
   for _, list in ipairs { self.running, self.waiting } do
     for _, request in ipairs(list) do request:cancel() end
@@ -92,6 +108,8 @@ end
 --- Adds a request (see request.lua for params); returns its handle: .output_ids, .text,
 -- .finish_reason, .state, :cancel().
 function Engine:submit(params)
+  if type(params) ~= "table" then error("submit needs a table such as { prompt = \"...\" }, got " .. type(params), 2) end
+  if self.closed then errors.raise { code = "closed", message = "the engine is closed" } end
   self.submitted = self.submitted + 1
   local request = Request.new(self, params, self.submitted)
   local tokens = math.max(1, request.prompt_length + request.limit - 1)
@@ -99,8 +117,8 @@ function Engine:submit(params)
   if self.window then tokens = math.min(tokens, self.window + 2 * self.block_tokens) end
   local blocks = math.ceil(tokens / self.block_tokens)
   if blocks > self.num_blocks then
-    error({ code = "memory", message = ("the request may reach %d tokens, and the cache holds %d; raise --kv-cache-bytes or lower --max-tokens")
-      :format(request.prompt_length + request.limit, self.num_blocks * self.block_tokens) }, 0)
+    errors.raise { code = "memory", message = ("the request may reach %d tokens, and the cache holds %d; raise --kv-cache-bytes or lower --max-tokens")
+      :format(request.prompt_length + request.limit, self.num_blocks * self.block_tokens) }
   end
   if request.limit <= 0 then
     self:finish(request, "length")
@@ -166,7 +184,7 @@ function Engine:admit(request, budget)
   -- Alone, a request starts with whatever fits; beside others it waits for room.
   if #self.running == 0 then
     n = math.min(n, self:room(request))
-    if n <= 0 then error({ code = "internal", message = "the cache has no free block, and nothing runs" }, 0) end
+    if n <= 0 then errors.raise { code = "internal", message = "the cache has no free block, and nothing runs" } end
   end
   if self:grow(request, request.computed + n) then return n end
   self:release(request)
@@ -266,7 +284,7 @@ function Engine:step()
   self.record:publish()
   local ids, logits = self.session:execute(self.record)
   local timing, prefill, drawn = self.timing, 0, 0
-  local finished = {}
+  local finished, raised = {}, nil
   for _, entry in ipairs(batch) do
     local request = entry.request
     if request.computed < request.prompt_length then prefill = prefill + entry.count end
@@ -280,8 +298,9 @@ function Engine:step()
       drawn = drawn + 1
       local id = ids and ids[drawn]
       if entry.all_logits then id = draw(request, logits:select(0, drawn - 1)) end
-      local reason = request:push(id)
+      local reason, failure = request:push(id)
       if reason then finished[request] = reason end
+      raised = raised or failure
     end
   end
   for i = #self.running, 1, -1 do
@@ -295,6 +314,7 @@ function Engine:step()
   else
     timing.decode_s, timing.decode_tokens = timing.decode_s + seconds, timing.decode_tokens + drawn
   end
+  if raised then error(raised, 0) end -- a callback's: its request has ended, the others go on
   return true
 end
 
@@ -306,7 +326,7 @@ end
 -- Pages for the first `tokens` tokens, or a refusal with the numbers.
 function Engine:pages(request, tokens)
   if self:grow(request, tokens) then return end
-  error({ code = "memory", message = ("the prompt needs %d tokens of cache, and it holds %d"):format(tokens, self.num_blocks * self.block_tokens) }, 0)
+  errors.raise { code = "memory", message = ("the prompt needs %d tokens of cache, and it holds %d"):format(tokens, self.num_blocks * self.block_tokens) }
 end
 
 -- One step of one request by hand: tokens [at, at + #ids), all their logits.

@@ -1,4 +1,5 @@
 --- Command line flags: one table says what there is; parsing, --help and errors follow from it.
+local errors = require "weft.errors"
 local flags = {}
 
 -- { names, key, kind, metavar, help, min/max/choices }
@@ -121,7 +122,7 @@ for _, entry in ipairs {
 end
 
 local function fail(message)
-  error({ usage = true, message = message }, 0)
+  errors.raise { usage = true, message = message }
 end
 
 local function distance(a, b) -- edits between two short words

@@ -1,5 +1,6 @@
 --- From what was typed to a policy: plan flags, or --plan FILE.lua; and its check against a model.
 local core = require "weft.core"
+local errors = require "weft.errors"
 
 local policies = {}
 
@@ -44,10 +45,7 @@ end
 
 -- Runs a plan script: what it returns, raising one line when it cannot be run.
 local function run_script(path)
-  local file, message = io.open(path, "rb")
-  if not file then raise("io", "cannot read the plan: %s", message) end
-  local text = file:read "*a"
-  file:close()
+  local text = errors.read_file(path, "the plan")
   local chunk, syntax = loadstring(text, "@" .. path)
   if not chunk then fail("the plan has a syntax error: %s", syntax) end
   setfenv(chunk, setmetatable({ weft = require "weft" }, { __index = _G })) -- a plan needs no require

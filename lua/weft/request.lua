@@ -1,12 +1,13 @@
 --- One request of an engine: its tokens, its place in the cache, what it may draw, what it has said.
+local errors = require "weft.errors"
 local Request = {}
 Request.__index = Request
 
-local function fail(message) error({ message = message, code = "invalid" }, 0) end
+local function fail(message) errors.raise { message = message, code = "invalid" } end
 
 local function check_prompt(engine, ids)
   if #ids == 0 then
-    fail "the prompt is empty and the tokenizer adds no first token; give --prompt or --prompt-ids at least one"
+    fail "the prompt is empty: give it at least one token"
   end
   for i = 1, #ids do
     local id = ids[i]
@@ -24,6 +25,12 @@ local ranges = {
   max_tokens = { 0, 1e9 }, seed = { 0, 2 ^ 53 }, logprobs = { 0, 100 },
 }
 
+local known = {
+  prompt = "string", prompt_ids = "table", stop = "table", stop_ids = "table", ignore_eos = "boolean",
+  on_token = "function", on_finish = "function",
+}
+for name in pairs(ranges) do known[name] = "number" end
+
 --- params: prompt (text) or prompt_ids; max_tokens (128), temperature (0), top_k, top_p, min_p,
 -- repetition_penalty, seed, stop (list of texts), stop_ids, ignore_eos, logprobs,
 -- on_token(request, id, text), on_finish(request).
@@ -34,6 +41,15 @@ function Request.new(engine, params, number)
       fail(("%s must be a number from %.14g to %.14g, got %s"):format(name, range[1], range[2], tostring(value)))
     end
   end
+  for key, value in pairs(params) do
+    local wanted = known[key]
+    if not wanted then fail(("unknown field '%s' of a request"):format(tostring(key))) end
+    if type(value) ~= wanted then fail(("%s must be a %s, got %s"):format(key, wanted, type(value))) end
+  end
+  for i, text in ipairs(params.stop or {}) do
+    if type(text) ~= "string" then fail(("stop[%d] must be a text, got %s"):format(i, type(text))) end
+  end
+  if params.prompt and params.prompt_ids then fail "prompt and prompt_ids exclude one another" end
   local ids = params.prompt_ids
   if not ids then
     if type(params.prompt) ~= "string" then fail "a request needs prompt (a text) or prompt_ids" end
@@ -110,7 +126,10 @@ function Request:push(id)
   local upto = #self.text - (reason and 0 or held)
   local piece = self.text:sub(self.emitted + 1, upto)
   self.emitted = math.max(self.emitted, upto)
-  if self.params.on_token then self.params.on_token(self, id, piece) end
+  if self.params.on_token then
+    local ok, raised = pcall(self.params.on_token, self, id, piece)
+    if not ok then return "error", raised end
+  end
   return reason
 end
 

@@ -1,6 +1,7 @@
 --- From options to running ranks: checks everything that needs no weights, starts the ranks, builds
 -- the model on each, and runs a job on rank 0 while the others execute what it publishes.
 local core = require "weft.core"
+local errors = require "weft.errors"
 local config = require "weft.config"
 local gpu = require "weft.gpu"
 local models = require "weft.models"
@@ -10,25 +11,22 @@ local Parts = require "weft.parts"
 
 local runtime = {}
 
-local function usage(message) error({ usage = true, message = message }, 0) end
+local function usage(message) errors.raise { usage = true, message = message } end
 
 --- Runs SCRIPT.lua (or finds the registered model) in this state: the model's table, its name, its text.
 function runtime.load_model(options, cfg)
   if not options.script then
     local model, message = models.find(cfg.architectures[1])
-    if not model then error({ message = message, code = "unsupported" }, 0) end
+    if not model then errors.raise { message = message, code = "unsupported" } end
     return model, cfg.architectures[1], cfg.architectures[1]
   end
-  local file, message = io.open(options.script, "rb")
-  if not file then error({ message = "cannot read the model script: " .. message, code = "io" }, 0) end
-  local text = file:read "*a"
-  file:close()
+  local text = errors.read_file(options.script, "the model script")
   local chunk, syntax = loadstring(text, "@" .. options.script)
-  if not chunk then error({ message = "the model script has a syntax error: " .. syntax, code = "format" }, 0) end
+  if not chunk then errors.raise { message = "the model script has a syntax error: " .. syntax, code = "format" } end
   local model = chunk()
   if type(model) ~= "table" or type(model.build) ~= "function" then
-    error({ message = ("%s must return a model made by weft.model \"Name\" {...} with a build function, got %s")
-      :format(options.script, type(model) == "table" and "a table without build" or type(model)), code = "invalid" }, 0)
+    errors.raise { message = ("%s must return a model made by weft.model \"Name\" {...} with a build function, got %s")
+      :format(options.script, type(model) == "table" and "a table without build" or type(model)), code = "invalid" }
   end
   return model, model.name, text
 end
@@ -63,25 +61,32 @@ end
 --- Everything that can be refused before weights are read: config, model, policy, rules.
 -- Returns { cfg, policy, num_ranks, name }. The error of a refused plan holds `refused` = { rule, nearest }.
 function runtime.check(options)
-  if not options.model then usage "--model is missing: a folder with config.json and weights" end
+  if not options.model or options.model == "" then usage "--model is missing: a folder with config.json and weights" end
   local load_format = options.load_format or "auto"
   if load_format == "gguf" then usage "--load-format gguf: weft does not read GGUF files yet" end
   if load_format ~= "auto" and load_format ~= "safetensors" and load_format ~= "dummy" then
     usage(("--load-format is one of auto, safetensors, dummy, got '%s'"):format(load_format))
   end
   runtime.device(options)
+  if options.model:match "%.json$" and load_format ~= "dummy" and not options.plan_only then
+    usage(("--model %s: a config.json alone is for weft plan and --load-format dummy; give the folder"):format(options.model))
+  end
   local cfg = config.load(options.model)
   cfg.compute_dtype = compute_dtype(options, cfg)
   if options.quantization == "fp8_block" and not cfg.quantization then
     usage "--quantization fp8_block: the model's config.json names no fp8 quantisation, its weights are plain"
   end
-  local _, name = runtime.load_model(options, cfg)
+  local shown = print
+  print = function() end -- the script runs again on each rank: what it prints is rank 0's to say
+  local ran, model, name = pcall(runtime.load_model, options, cfg)
+  print = shown
+  if not ran then error(model, 0) end
   local known = { name = name, supports = models.supports }
   local function refuse(rule)
     local list, flags = require("weft.plan_nearest").list(options, cfg, known, 3), {}
     for i, plan in ipairs(list) do flags[i] = plan.flags end
     local near = #flags > 0 and (" Nearest legal plan%s: %s"):format(#flags > 1 and "s" or "", table.concat(flags, ", "))
-    error({ usage = true, message = near and rule:gsub("%.?$", ".", 1) .. near or rule, refused = { rule = rule, nearest = list } }, 0)
+    errors.raise { usage = true, message = near and rule:gsub("%.?$", ".", 1) .. near or rule, refused = { rule = rule, nearest = list } }
   end
   local ok, policy = pcall(policies.from_options, options)
   if not ok then refuse(type(policy) == "table" and policy.message or tostring(policy)) end
@@ -122,6 +127,10 @@ function Session:execute(step)
   core.begin_step()
   if self.device == "cuda" then return gpu.execute(self, step) end
   local hidden = self.model.forward(step)
+  if type(hidden) ~= "userdata" then
+    errors.raise { code = "invalid", message = ("forward of model '%s' must return the hidden states, a tensor [tokens, hidden_size], got %s")
+      :format(self.name, type(hidden)) }
+  end
   if step.num_logits == 0 then return nil end
   local rows = core.gather_rows(hidden, step.logits_indices)
   local logits = self.model.lm_head:forward(rows)
@@ -170,8 +179,8 @@ local function cache_blocks(session, options, attentions)
   elseif options.kv_cache_bytes and per_block > 0 then
     blocks = math.floor(options.kv_cache_bytes / per_block)
     if blocks < 1 then
-      error({ usage = true, message = ("--kv-cache-bytes %d holds no block: one block of %d tokens takes %d bytes on this rank")
-        :format(options.kv_cache_bytes, session.block_tokens, per_block) }, 0)
+      errors.raise { usage = true, message = ("--kv-cache-bytes %d holds no block: one block of %d tokens takes %d bytes on this rank")
+        :format(options.kv_cache_bytes, session.block_tokens, per_block) }
     end
   else
     blocks = math.ceil((options.cache_tokens or math.min(session.cfg.max_position_embeddings, 8192)) / session.block_tokens)
@@ -191,7 +200,7 @@ end
 -- The checkpoint's weights, as this run wants them.
 local function open_weights(options, rank, cfg)
   local checkpoint, message, code = core.checkpoint.open(options.model, { format = options.load_format or "auto" })
-  if not checkpoint then error({ message = message, code = code }, 0) end
+  if not checkpoint then errors.raise { message = message, code = code } end
   return Weights.new(checkpoint, {
     param_dtype = cfg.compute_dtype == "float32" and "auto" or cfg.compute_dtype,
     dummy_dtype = cfg.dtype, on_tensor = progress(rank, cfg), quantization = cfg.quantization,
@@ -227,7 +236,7 @@ local function build_layers(session, model, weights)
   local ok, built = pcall(make, session.cfg, weights, policy)
   nn.on_layer = function() end
   if not ok then error(built, 0) end
-  if type(built) ~= "table" or type(built.forward) ~= "function" or not built.lm_head then
+  if type(built) ~= "table" or type(built.forward) ~= "function" or type(built.lm_head) ~= "userdata" then
     error(("build of model '%s' must return a table with forward(step) and lm_head"):format(session.name), 0)
   end
   session.model, session.attentions = built, attentions
@@ -259,8 +268,26 @@ end
 local function load_tokenizer(folder)
   if folder:match "%.json$" then return nil end
   local tokenizer, message, code = core.tokenizer.load(folder)
-  if not tokenizer and code ~= "io" then error({ message = message, code = code }, 0) end
+  local file = not tokenizer and io.open(folder .. "/tokenizer.json", "rb")
+  if file then file:close() end
+  if not tokenizer and (code ~= "io" or file) then errors.raise { message = message, code = code } end
   return tokenizer
+end
+
+-- Each rank's place in every group, a line a rank.
+local function log_places(session)
+  local groups = session.policy:groups()
+  for r = 0, session.rank.world_size - 1 do
+    local places = {}
+    for _, group in ipairs(groups) do
+      for _, row in ipairs(group.rows) do
+        for place, rank in ipairs(row) do
+          if rank == r then places[#places + 1] = ("%s %d/%d"):format(group.type, place - 1, group.world_size) end
+        end
+      end
+    end
+    session.log("rank %d: %s", r, #places > 0 and table.concat(places, ", ") or "alone")
+  end
 end
 
 --- Builds this rank's model. Collective.
@@ -278,7 +305,8 @@ function runtime.build(options)
     cfg = cfg, name = name, policy = policy, rank = rank, model_dir = options.model,
     device = device, everyone = core.groups.everyone(), log = logger(options, rank),
   }, Session)
-  compare_scripts(session.everyone, rank, text)
+  compare_scripts(session.everyone, rank, name .. "\0" .. text)
+  core.fault "load"
   session.script, session.reuse = model, options.reuse
   if device == "cuda" and not options.eager and not options.oversubscribe then session.graphs = {} end
   runtime.build_model(session, model, options)
@@ -287,6 +315,7 @@ function runtime.build(options)
   session.log("%s on %d rank%s of %d thread%s (%s): %.1f MB of weights on rank 0 in %.0f ms, %.2f GB/s", name, rank.world_size,
     rank.world_size == 1 and "" or "s", rank.threads, rank.threads == 1 and "" or "s", device == "cuda" and core.gpu.describe(core.gpu.index()) or core.cpu_isa(),
     session.weight_bytes / 1e6, session.load_ms, session.weight_bytes / session.load_ms / 1e6)
+  log_places(session)
   session.log("cache: %d blocks of %d tokens, %.1f MB on rank 0", session.num_blocks, session.block_tokens,
     session.num_blocks * session.bytes_per_block / 1e6)
   return session

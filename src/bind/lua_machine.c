@@ -35,6 +35,18 @@ static int l_isatty(lua_State *L)
     return 1;
 }
 
+/* core.same_file(path, place) -> whether path exists and is place or lies in that folder */
+static int l_same_file(lua_State *L)
+{
+    char *path = realpath(luaL_checkstring(L, 1), NULL), *place = realpath(luaL_checkstring(L, 2), NULL);
+    size_t length = place != NULL ? strlen(place) : 0;
+    int inside = path != NULL && place != NULL && strncmp(path, place, length) == 0 && (path[length] == '/' || path[length] == 0);
+    free(path);
+    free(place);
+    lua_pushboolean(L, inside);
+    return 1;
+}
+
 static int l_cpu_cores(lua_State *L)
 {
     lua_pushinteger(L, weft_cpu_cores());
@@ -93,7 +105,7 @@ static int l_copy_speed(lua_State *L)
 
 void weft_open_machine(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"now", l_now}, {"isatty", l_isatty}, {"cpu_cores", l_cpu_cores},
+    static const luaL_Reg functions[] = {{"now", l_now}, {"same_file", l_same_file}, {"isatty", l_isatty}, {"cpu_cores", l_cpu_cores},
                                          {"cpu_isa", l_cpu_isa}, {"copy_speed", l_copy_speed}, {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
 }

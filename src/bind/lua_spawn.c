@@ -31,6 +31,9 @@
 
 #define SPAWN_BOX "weft.spawn.box"
 
+/* Seconds that ranks have to leave after a Ctrl-C: a compiled loop of a script never looks. */
+static const double INTERRUPT_GRACE = 3;
+
 typedef struct options {
     weft_world_options world;
     int verbose, interrupt; /* index in interrupt_modes */
@@ -199,7 +202,8 @@ static int supervise(supervisor *s, int running)
         if (weft_world_check(spawn->world) == WEFT_OK) aborted_at = 0; /* or taken back: core.evaluate */
         else if (aborted_at == 0) aborted_at = now();
         if (s->armed && s->interrupt == ON_EVALUATE && aborted_at == 0) disarm(s);
-        if (aborted_at != 0 && now() - aborted_at > s->timeout) break;
+        double grace = s->armed && s->timeout > INTERRUPT_GRACE ? INTERRUPT_GRACE : s->timeout;
+        if (aborted_at != 0 && now() - aborted_at > grace) break;
     }
     int lost = 0;
     for (int r = 0; r < spawn->count; r++) {
@@ -382,6 +386,10 @@ static void raise_lost(lua_State *L, weft_spawn **slot, int lost)
     const char *message = "";
     weft_status code = WEFT_OK;
     int rank = weft_world_failure(spawn->world, &code, &message);
+    if (code == WEFT_INTERRUPTED) {
+        weft_push_error(L, weft_status_name(code), message);
+        lua_error(L);
+    }
     weft_push_error(L, "timeout", lua_pushfstring(L, "rank %d: %s (and %d of %d ranks did not stop)", rank, message, lost, spawn->count));
     lua_error(L);
 }
@@ -446,6 +454,7 @@ static int l_lead(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
     if (weft_lua_spawn(L) != NULL) luaL_error(L, "a rank cannot lead other ranks");
+    if (weft_lua_rank(L)->world_size > 1) luaL_error(L, "this script leads ranks already: close the first engine before the next");
     lead *l = lua_newuserdata(L, sizeof *l);
     l->spawn = NULL;
     if (luaL_newmetatable(L, LEAD)) {

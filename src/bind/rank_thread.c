@@ -87,6 +87,9 @@ static void replace_globals(lua_State *L, weft_rank_thread *thread)
         lua_pushlightuserdata(L, thread);
         lua_pushcclosure(L, l_print, 1);
         lua_setglobal(L, "print");
+        /* Rank 0 alone has standard input and output. */
+        if (luaL_dostring(L, "local null = io.open('/dev/null', 'r+'); io.output(null); io.input(null); io.stdout = null; io.stdin = null"))
+            lua_error(L);
     }
     lua_getglobal(L, "os");
     lua_pushcfunction(L, l_exit);

@@ -30,8 +30,8 @@ static weft_status set_field(weft__fault *fault, const char *key, const char *va
         if (!parse_count(value, INT64_MAX, &fault->step))
             return weft_fail(WEFT_INVALID, "WEFT_FAULT: step must be a number from 0, got '%s'", value);
     } else if (strcmp(key, "at") == 0) {
-        if (*value == 0 || strlen(value) >= sizeof fault->at)
-            return weft_fail(WEFT_INVALID, "WEFT_FAULT: at must name a place such as exchange or step, got '%s'", value);
+        if (strcmp(value, "load") != 0 && strcmp(value, "step") != 0 && strcmp(value, "exchange") != 0)
+            return weft_fail(WEFT_INVALID, "WEFT_FAULT: at must be load, step or exchange, got '%s'", value);
         strcpy(fault->at, value);
     } else if (strcmp(key, "kind") == 0) {
         *has_kind = 1;
@@ -69,6 +69,7 @@ weft_status weft__fault_parse(weft__fault *out, const char *text, int world_size
 
 static weft_status stall(weft_world *world)
 {
+    if (weft_world_size(world) == 1) return weft_fail(WEFT_INVALID, "WEFT_FAULT: kind=stall needs a second rank that notices");
     while (atomic_load(&world->aborted.word) == 0) weft__sleep(&world->aborted, 0, 0.05);
     return weft_world_check(world);
 }
@@ -81,6 +82,9 @@ weft_status weft_rank_fault(weft_rank *rank, const char *at)
     if (fault->step >= 0 && (uint64_t)fault->step != rank->step) return WEFT_OK;
     if (fault->at[0] != 0 && strcmp(fault->at, at) != 0) return WEFT_OK;
     if (fault->kind == WEFT__FAULT_STALL) return stall(rank->world);
-    if (fault->kind == WEFT__FAULT_EXIT) _exit(1);
+    if (fault->kind == WEFT__FAULT_EXIT) {
+        fprintf(stderr, "weft: rank %d: WEFT_FAULT exit at %s of step %llu\n", rank->rank, at, (unsigned long long)rank->step);
+        _exit(1);
+    }
     return weft_fail(WEFT_INTERNAL, "WEFT_FAULT raised at %s of step %llu", at, (unsigned long long)rank->step);
 }

@@ -87,6 +87,8 @@ static weft_status decide(weft_sampler *sampler, const candidate *mine, int64_t 
         candidate best = all[r];
         for (int w = 1; w < world; w++)
             if (better(all[w * rows + r], best)) best = all[w * rows + r];
+        if (best.value == -INFINITY || best.value != best.value)
+            return weft_fail(WEFT_INVALID, "the logits of row %lld are not numbers: the weights or the activations hold NaN or infinity", (long long)r);
         ids[r] = best.id;
     }
     return WEFT_OK;

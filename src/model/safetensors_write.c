@@ -6,7 +6,9 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <limits.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char *const type_names[WEFT_DTYPE_COUNT] = {
@@ -62,8 +64,27 @@ static int write_all(FILE *file, const char *header, const weft_safetensors_item
     return 1;
 }
 
-weft_status weft_safetensors_write(const char *path, const weft_safetensors_item *items, size_t count)
+/* Where to write: links are followed, and what is there must be a regular file, whose mode stays. */
+static weft_status check_target(const char *path, char *target, mode_t *mode)
 {
+    struct stat there;
+    *mode = 0;
+    if (stat(path, &there) != 0) {
+        if (strlen(path) >= PATH_MAX) return weft_fail(WEFT_IO, "cannot write to a path of %zu characters", strlen(path));
+        strcpy(target, path);
+        return WEFT_OK;
+    }
+    if (!S_ISREG(there.st_mode)) return weft_fail(WEFT_IO, "cannot write %s: it is not a regular file", path);
+    if (realpath(path, target) == NULL) return weft_fail(WEFT_IO, "cannot write %s: %s", path, strerror(errno));
+    *mode = there.st_mode & 07777;
+    return WEFT_OK;
+}
+
+weft_status weft_safetensors_write(const char *name, const weft_safetensors_item *items, size_t count)
+{
+    char path[PATH_MAX];
+    mode_t mode;
+    WEFT_TRY(check_target(name, path, &mode));
     size_t length = strlen(path) + 16;
     char *temporary = malloc(length), *header = header_text(items, count);
     if (temporary == NULL || header == NULL) {
@@ -77,7 +98,7 @@ weft_status weft_safetensors_write(const char *path, const weft_safetensors_item
     if (file == NULL) {
         status = weft_fail(WEFT_IO, "cannot write %s: %s", path, strerror(errno));
     } else {
-        int written = write_all(file, header, items, count);
+        int written = write_all(file, header, items, count) && (mode == 0 || fchmod(fileno(file), mode) == 0);
         written = fclose(file) == 0 && written;
         if (!written || rename(temporary, path) != 0) {
             status = weft_fail(WEFT_IO, "cannot write %s: %s", path, strerror(errno));

@@ -2,10 +2,11 @@
 --
 -- A value is given as JSON text (its order is kept) or as a Lua value (keys sorted).
 local core = require "weft.core"
+local errors = require "weft.errors"
 
 local json_text = {}
 
-local function fail(message) error({ message = message, code = "invalid" }, 0) end
+local function fail(message) errors.raise { message = message, code = "invalid" } end
 
 local function quote(text)
   local named = { ['"'] = '\\"', ["\\"] = "\\\\", ["\b"] = "\\b", ["\f"] = "\\f", ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t" }

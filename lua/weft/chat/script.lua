@@ -1,4 +1,5 @@
 --- A conversation as a model reads it: stretches of plain text between control tokens.
+local errors = require "weft.errors"
 local Script = {}
 Script.__index = Script
 
@@ -20,7 +21,7 @@ end
 
 local content = {}
 
-local function fail(message) error({ message = message, code = "invalid" }, 0) end
+local function fail(message) errors.raise { message = message, code = "invalid" } end
 content.fail = fail
 
 --- The text of a message: a string, a list of text parts, or nothing.

@@ -1,5 +1,6 @@
 --- weft chat: a conversation at the terminal. Ctrl-C stops an answer, Ctrl-D leaves.
 local core = require "weft.core"
+local errors = require "weft.errors"
 local run = require "weft.commands.run"
 
 local chat = {}
@@ -47,8 +48,9 @@ end
 --- The job on rank 0.
 function chat.job(engine, options)
   if not engine.tokenizer then
-    error({ message = "weft chat needs tokenizer.json in " .. engine.model_dir, code = "io" }, 0)
+    errors.raise { message = "weft chat needs tokenizer.json in " .. engine.model_dir, code = "io" }
   end
+  if core.interrupted() then errors.raise { code = "interrupted", message = "interrupted" } end -- while it loaded
   local template = require("weft.chat").template(engine.session.cfg, engine.tokenizer, engine.model_dir)
   if template.note then io.stderr:write("weft: ", template.note, "\n") end
   local params = params_of(options, engine.session.cfg.generation or {})

@@ -2,6 +2,7 @@
 -- usage, 130 Ctrl-C. A failure is one line on standard error.
 local flags = require "weft.flags"
 local core = require "weft.core"
+local errors = require "weft.errors"
 
 local commands = {}
 
@@ -15,11 +16,7 @@ local function overview()
   return table.concat(lines, "\n") .. "\n"
 end
 
--- One line of an error value, whatever was raised.
-local function message_of(err)
-  local text = type(err) == "table" and err.message or tostring(err)
-  return (text:gsub("%s*\n%s*", " "))
-end
+local message_of = errors.message
 
 local exit_codes = { interrupted = 130 }
 

@@ -1,5 +1,6 @@
 --- weft logits: the logits of every position of a prompt, into a safetensors file.
 local core = require "weft.core"
+local errors = require "weft.errors"
 local run = require "weft.commands.run"
 
 local logits = {}
@@ -9,7 +10,7 @@ function logits.job(engine, options)
   local ids = options.prompt_ids
   if not ids then
     if not engine.tokenizer then
-      error({ message = "no tokenizer.json in " .. engine.model_dir .. "; give --prompt-ids", code = "io" }, 0)
+      errors.raise { message = "no tokenizer.json in " .. engine.model_dir .. "; give --prompt-ids", code = "io" }
     end
     ids = engine.tokenizer:encode(options.prompt)
   end
@@ -27,9 +28,12 @@ function logits.job(engine, options)
 end
 
 function logits.run(options)
-  if options.file then error({ usage = true, message = "weft logits takes one prompt: --prompt or --prompt-ids" }, 0) end
+  if options.file then errors.raise { usage = true, message = "weft logits takes one prompt: --prompt or --prompt-ids" } end
   run.check_prompt(options)
-  if not options.out then error({ usage = true, message = "--out FILE.safetensors is missing" }, 0) end
+  if not options.out then errors.usage "--out FILE.safetensors is missing" end
+  if options.model and core.same_file(options.out, options.model) then
+    errors.usage(("--out %s is a file of the model"):format(options.out))
+  end
   options.cache_tokens = (options.prompt_ids and #options.prompt_ids or #options.prompt + 8) + 64
   return require("weft.runtime").launch(options, "weft.commands.logits", "job")
 end

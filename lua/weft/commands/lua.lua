@@ -1,4 +1,5 @@
 --- weft lua: a plain script with `weft` at hand. One state, no ranks.
+local errors = require "weft.errors"
 local lua = {}
 
 function lua.run(options)
@@ -9,7 +10,7 @@ function lua.run(options)
     return path and 0 or 2
   end
   local chunk, message = loadfile(path)
-  if not chunk then error({ message = message, code = "format" }, 0) end
+  if not chunk then errors.raise { message = message, code = "format" } end
   _G.weft = require "weft"
   local args = { [0] = path }
   for i = 2, #options.args do args[i - 1] = options.args[i] end

@@ -68,6 +68,7 @@ local function search(options, setup, machine)
 end
 
 function plan.run(options)
+  options.plan_only = true -- config.json alone will do
   local machine = require("weft.machines").get(options.machine or "h200")
   local setup = checked(options)
   return (options.search and search or explain)(options, setup, machine)

@@ -1,30 +1,30 @@
 --- weft run: text or ids in, text or ids out.
 local core = require "weft.core"
+local errors = require "weft.errors"
 local json = core.json
 
 local run = {}
 
-local function usage(message) error({ usage = true, message = message }, 0) end
+local function usage(message) errors.raise { usage = true, message = message } end
 
 -- Prompts of a file: a line each; JSON strings in a .jsonl file.
 local function read_prompts(path)
-  local file, message = io.open(path, "rb")
-  if not file then error({ message = "cannot read the prompts: " .. message, code = "io" }, 0) end
+  local text = errors.read_file(path, "the prompts")
   local prompts, number = {}, 0
-  for line in file:lines() do
+  if text == "" then return prompts end
+  for line in (text:gsub("\n$", "") .. "\n"):gmatch "(.-)\n" do
     number = number + 1
     line = line:gsub("\r$", "")
     if path:match "%.jsonl$" then
       local ok, value = pcall(json.decode, line)
       if not ok or type(value) ~= "string" then
-        file:close()
-        error({ message = ("%s line %d: wanted a JSON string, found %s"):format(path, number, line:sub(1, 60)), code = "format" }, 0)
+        errors.raise { message = ("%s line %d: wanted a JSON string, found %s"):format(path, number,
+          line == "" and "an empty line" or line:sub(1, 60)), code = "format" }
       end
       line = value
     end
     prompts[#prompts + 1] = line
   end
-  file:close()
   return prompts
 end
 
@@ -72,7 +72,11 @@ local function single(engine, options)
     end
   end
   local request = engine:submit(params)
-  engine:run()
+  local ok, failure = pcall(engine.run, engine)
+  if not ok then
+    if streams and #request.output_ids > 0 then io.stdout:write "\n" end -- the message is not to stick to the text
+    error(failure, 0)
+  end
   if streams then io.stdout:write "\n" else io.stdout:write(json.encode(result_of(request, engine)), "\n") end
   io.stdout:flush()
 end
@@ -93,7 +97,7 @@ local function many(engine, options)
     params.prompt = prompt
     local ok, request = pcall(engine.submit, engine, params)
     if not ok then
-      error({ message = ("%s line %d: %s"):format(options.file, i, type(request) == "table" and request.message or request), code = "invalid" }, 0)
+      errors.raise { message = ("%s line %d: %s"):format(options.file, i, type(request) == "table" and request.message or request), code = "invalid" }
     end
     requests[i] = request
   end

@@ -1,30 +1,29 @@
 --- weft tokenize: text to token ids and back; needs only tokenizer.json.
 local core = require "weft.core"
+local errors = require "weft.errors"
 
 local tokenize = {}
 
-local function usage(message) error({ message = message, code = "invalid", usage = true }, 0) end
+local function usage(message) errors.raise { message = message, code = "invalid", usage = true } end
 
 local function print_ids(tokenizer, text, encode_options)
   io.stdout:write(core.json.encode(core.json.array(tokenizer:encode(text, encode_options))), "\n")
 end
 
---- One JSON string a line in, one JSON array a line out.
+--- A JSON array a line out; in, a JSON string a line, or plain text when the name does not end in .jsonl.
 local function encode_file(tokenizer, path, encode_options)
-  local file, message = io.open(path, "rb")
-  if not file then error({ message = "cannot read " .. message, code = "io" }, 0) end
-  local number = 0
-  for line in file:lines() do
+  local whole, number = errors.read_file(path, "the texts"), 0
+  if whole == "" then return end
+  for line in (whole:gsub("\n$", "") .. "\n"):gmatch "(.-)\n" do
     number = number + 1
     local text = core.json.decode(line)
+    if type(text) ~= "string" and not path:match "%.jsonl$" then text = line:gsub("\r$", "") end
     if type(text) ~= "string" then
-      file:close()
-      error({ message = ("line %d of %s: wanted a JSON string, found %s"):format(number, path,
-        line == "" and "an empty line" or line:sub(1, 60)), code = "format" }, 0)
+      errors.raise { message = ("line %d of %s: wanted a JSON string, found %s"):format(number, path,
+        line == "" and "an empty line" or line:sub(1, 60)), code = "format" }
     end
     print_ids(tokenizer, text, encode_options)
   end
-  file:close()
 end
 
 --- "5,6,7" -> {5, 6, 7}
@@ -48,7 +47,7 @@ function tokenize.run(options)
   if asked ~= 1 then usage "weft tokenize wants one of --prompt TEXT, -f FILE.jsonl and --decode 5,6,7" end
   if not options.model then usage "weft tokenize wants --model DIR, the folder with tokenizer.json" end
   local tokenizer, message, code = core.tokenizer.load(options.model)
-  if not tokenizer then error({ message = message, code = code }, 0) end
+  if not tokenizer then errors.raise { message = message, code = code } end
   local encode_options = { add_special = not options.no_special }
   if options.prompt then
     print_ids(tokenizer, options.prompt, encode_options)

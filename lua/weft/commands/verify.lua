@@ -6,6 +6,7 @@
 -- than the bound, or its best token differs where the reference's best two are further apart than
 -- `margin`.
 local core = require "weft.core"
+local errors = require "weft.errors"
 local json = core.json
 
 local verify = {}
@@ -114,8 +115,14 @@ function verify.run(options)
   local setup = require("weft.runtime").check(options)
   local bound = bounds[setup.cfg.compute_dtype]
   local prompts = prompts_of(options, setup)
+  if options.plans == "" then errors.usage "--plans is all, or a Lua file that returns a list of plans" end
+  local plans = plans_of(options, setup) -- before any work: a wrong file is refused at once
   local longest = 0
   for _, ids in ipairs(prompts) do longest = math.max(longest, #ids) end
+  if longest + options.steps > setup.cfg.max_position_embeddings then
+    errors.usage(("a prompt of %d tokens and %d steps (--max-tokens) are more than the %d positions that the model takes")
+      :format(longest, options.steps, setup.cfg.max_position_embeddings))
+  end
   options.cache_tokens = longest + options.steps + 256
   local chunks = options.prefill_chunk and { options.prefill_chunk } or { 1, 7, 64 }
   local reference = run_plan(options, { sizes = { tensor = 1 } }, cases_for(prompts, nil, 512, options.steps))
@@ -123,7 +130,7 @@ function verify.run(options)
   if not options.json then
     io.stdout:write(("%-44s %10s  %-12s\n"):format("plan", "rel diff", "first token"))
   end
-  for i, plan in ipairs(plans_of(options, setup)) do
+  for i, plan in ipairs(plans) do
     -- Each plan takes one way of cutting prompts; neighbours take different ones.
     local chunk = chunks[(i - 1) % #chunks + 1]
     local ok, got = pcall(run_plan, options, plan, cases_for(prompts, reference, chunk, options.steps))

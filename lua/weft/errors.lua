@@ -1,0 +1,41 @@
+--- How Lua code of weft fails: a table { message =, code = } that prints as its message.
+--
+-- `usage = true` marks what the command line got wrong (exit 2). Codes are those of weft_status
+-- ("invalid", "io", "format", "memory", ...).
+local errors = {}
+
+local meta = { __tostring = function(err) return tostring(err.message) end }
+
+--- Raises a failure.
+function errors.raise(err)
+  error(setmetatable(err, meta), 0)
+end
+
+--- Raises a mistake of the caller or of the command line.
+function errors.usage(message)
+  errors.raise { usage = true, message = message, code = "invalid" }
+end
+
+--- One line of whatever was raised.
+function errors.message(err)
+  local text = type(err) == "table" and err.message or err
+  if type(err) == "table" and text == nil then
+    local mt = getmetatable(err)
+    text = type(mt) == "table" and mt.__tostring and tostring(err) or "the error raised was a table without a message"
+  elseif text == nil then
+    text = "an error without a message"
+  end
+  return (tostring(text):gsub("%s*\n%s*", " "))
+end
+
+--- The whole of a text file. `what` says what it is for: "cannot read the plan FILE: Is a directory".
+function errors.read_file(path, what)
+  local file, message = io.open(path, "rb")
+  if not file then errors.raise { message = ("cannot read %s %s"):format(what, message), code = "io" } end
+  local text, why = file:read "*a"
+  file:close()
+  if not text then errors.raise { message = ("cannot read %s %s: %s"):format(what, path, why), code = "io" } end
+  return text
+end
+
+return errors
