@@ -2,13 +2,13 @@
 --
 -- `usage = true` marks what the command line got wrong (exit 2). Codes are those of weft_status
 -- ("invalid", "io", "format", "memory", ...).
-local errors = {}
+local core = require "weft.core"
 
-local meta = { __tostring = function(err) return tostring(err.message) end }
+local errors = {}
 
 --- Raises a failure.
 function errors.raise(err)
-  error(setmetatable(err, meta), 0)
+  error(core._as_error(err), 0)
 end
 
 --- Raises a mistake of the caller or of the command line.

@@ -11,6 +11,18 @@ static int l_live_objects(lua_State *L)
     return 1;
 }
 
+/* core._as_error(table) -> table, which now prints as its message and crosses between states. */
+static int l_as_error(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TTABLE);
+    lua_settop(L, 1);
+    weft_push_error(L, "ok", ""); /* the class exists from here on */
+    lua_getmetatable(L, -1);
+    lua_setmetatable(L, 1);
+    lua_settop(L, 1);
+    return 1;
+}
+
 /* core._methods("weft.tensor") -> table of methods, for help and completion. */
 static int l_methods(lua_State *L)
 {
@@ -57,7 +69,7 @@ static int l_docs(lua_State *L)
 void weft_open_base(lua_State *L)
 {
     static const luaL_Reg functions[] = {
-        {"live_objects", l_live_objects}, {"_methods", l_methods}, {"_docs", l_docs}, {"_types", l_types}, {NULL, NULL}};
+        {"live_objects", l_live_objects}, {"_methods", l_methods}, {"_as_error", l_as_error}, {"_docs", l_docs}, {"_types", l_types}, {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
     lua_pushliteral(L, WEFT_VERSION);
     lua_setfield(L, -2, "version");

@@ -1,7 +1,6 @@
 /* bind/main.c - the program: one Lua state on the main thread that reads the command line.
  *
  * Ranks are threads that `weft.spawn` starts; the main thread supervises them (lua_spawn.c). */
-#include <errno.h>
 #include <fcntl.h>
 #include <lauxlib.h>
 #include <limits.h>
@@ -65,7 +64,7 @@ int main(int argc, char **argv)
         code = lua_isnumber(L, -1) ? (int)lua_tointeger(L, -1) : 0;
     }
     if ((fflush(stdout) != 0 || ferror(stdout)) && code == 0) {
-        fprintf(stderr, "weft: cannot write the results to standard output: %s\n", strerror(errno));
+        fputs("weft: the results could not be written to standard output (is it closed, or the disk full?)\n", stderr);
         code = 1;
     }
     if (code != 130) lua_close(L); /* behind a Ctrl-C a rank may still be in a loop of its own */
