@@ -86,7 +86,7 @@ end
 --- One measurement on rank 0: options = { batch =, context =, prefill =, steps = }. Plain values.
 function bench.measure(engine, options)
   local reuse = engine.prefix_reuse
-  if math.max(options.for_steps, options.prefill + 1) > engine.max_position then
+  if math.max(options.context + options.steps + 8, options.prefill + 1) > engine.max_position then
     errors.usage(("the model takes %d positions, and --context %d with %d steps or --prefill %d needs more")
       :format(engine.max_position, options.context, options.steps, options.prefill))
   end
@@ -137,7 +137,6 @@ function bench.run(options)
   options.prefill = options.prefill or options.context
   options.max_batch = math.max(options.batch, options.max_batch or 64)
   options.prefill_chunk = options.prefill_chunk or 2048
-  options.for_steps = options.context + options.steps + 8
   local each = options.context + options.steps + 16
   options.cache_tokens = math.max(options.prefill + 64, options.batch * (each + 1024))
   return require("weft.runtime").launch(options, "weft.commands.bench", "job")

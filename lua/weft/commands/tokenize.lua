@@ -10,14 +10,13 @@ local function print_ids(tokenizer, text, encode_options)
   io.stdout:write(core.json.encode(core.json.array(tokenizer:encode(text, encode_options))), "\n")
 end
 
---- A JSON array a line out; in, a JSON string a line, or plain text when the name does not end in .jsonl.
+--- One JSON string a line in, one JSON array a line out.
 local function encode_file(tokenizer, path, encode_options)
   local whole, number = errors.read_file(path, "the texts"), 0
   if whole == "" then return end
   for line in (whole:gsub("\n$", "") .. "\n"):gmatch "(.-)\n" do
     number = number + 1
     local text = core.json.decode(line)
-    if type(text) ~= "string" and not path:match "%.jsonl$" then text = line:gsub("\r$", "") end
     if type(text) ~= "string" then
       errors.raise { message = ("line %d of %s: wanted a JSON string, found %s"):format(number, path,
         line == "" and "an empty line" or line:sub(1, 60)), code = "format" }

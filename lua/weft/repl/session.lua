@@ -13,6 +13,7 @@ local function no_model() error("no model is loaded: start with weft repl --mode
 local function generate(engine, params)
   local given, request = {}, nil
   for key, value in pairs(params) do given[key] = value end
+  given.stream = nil
   if params.stream ~= false then
     given.on_token = function(_, id, text)
       io.stdout:write(engine.tokenizer and text or id .. " ")
