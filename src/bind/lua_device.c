@@ -1,4 +1,4 @@
-/* bind/lua_device.c - the GPU of a rank, and captured graphs.
+/* bind/lua_device.c - the GPU of a rank, and weft.graph: captured steps.
  *
  *   core.gpu.count() -> GPUs that this process may use (0 in a build without CUDA)
  *   core.gpu.describe(i) -> name, free bytes, total bytes
@@ -7,8 +7,10 @@
  *   core.gpu.synchronize()        waits for the rank's stream
  *   core.gpu.copy_speed([bytes]) -> bytes read plus written a second by copies within its memory
  *   core.gpu.built                whether this build has CUDA
- *   core.graph.capture(fn) -> graph   runs fn and records what it launches, without running it
- *   graph:launch()  graph.fresh (false: addresses have moved since; capture again)  graph:close() */
+ *   core.graph.capture(fn) -> weft.graph   runs fn and records what it launches, without running it;
+ *                                          .fresh is false once addresses have moved: capture again
+ *     :launch()     replays it
+ *     :close()      gives it back */
 #include <string.h>
 #include <time.h>
 

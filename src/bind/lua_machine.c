@@ -2,6 +2,7 @@
  *
  *   core.now() -> seconds of a clock that only runs forward     core.isatty(fd) -> whether it is a terminal
  *   core.cpu_cores() -> cores of this process                   core.cpu_isa() -> "avx2": what the kernels use
+ *   core.same_file(path, place) -> whether path exists and is place, or lies in that folder
  *   core.copy_speed([bytes]) -> bytes read plus written a second, the best of three
  *   core.live_objects() -> objects of the core that live now, over all states of the process */
 #include <stdlib.h>

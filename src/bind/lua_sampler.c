@@ -3,6 +3,8 @@
  *   core.sampler.new(lm_head | {vocab_size=, axis= | parallel_plan=}) -> weft.sampler
  *     :forward(logits, {temperature={..}, seed={..}, position={..}}) -> {id, ...}; logits is this rank's shard
  *     :forward_step(logits, step) -> {id, ...}; parameters from the step record
+ *     :launch(logits, step)     first half of forward_step, on a GPU
+ *     :take(step) -> {id, ...}  second half: waits for the ids
  *   core.sampler.draw(row, {temperature=0, top_k=0, top_p=1, min_p=0, repetition_penalty=1, history={ids}, seed=, position=}) -> id
  *   core.sampler.logprobs(row, n [, id]) -> {{id=, logprob=}, ...} best first [, log-probability of id] */
 #include <string.h>
