@@ -108,14 +108,21 @@ describe("core.evaluate", function()
     end
   end)
 
-  it("leaves Ctrl-C between evaluations without effect", function()
+  it("lets Ctrl-C between evaluations end the next one as it begins, unless it was forgotten", function()
     local results = spawn(1, function()
-      press()
-      local began = core.now()
-      while core.now() - began < 0.1 do core.begin_step() end
-      return works()
+      local function press_and_wait()
+        press()
+        local began = core.now()
+        while core.now() - began < 0.2 do core.begin_step() end
+      end
+      press_and_wait()
+      local ok, err = core.evaluate(function() while true do core.begin_step() end end)
+      local again = works()
+      press_and_wait()
+      local seen = core.interrupted()
+      return { ok == nil and err.message, again, seen, works() }
     end)
-    assert.same({ true }, results)
+    assert.same({ { "interrupted", true, true, true } }, results)
   end)
 
   it("refuses collectives of a rank that evaluates alone, instead of waiting", function()

@@ -38,6 +38,8 @@ describe("weft repl at a terminal", function()
     local held = t:line "@* model.layers[0].qkv_proj"
     assert.matches("%[0%] qkv_linear 192 .*heads 0 to 1 of 8.*%[3%] qkv_linear 192 .*heads 6 to 7 of 8", held)
     assert.matches(" ms, .* MB on rank 0", held)
+    assert.matches("bf16%[192, 64 @tensor/4%] cpu:0", t:line "model.layers[0].o_proj.weight")
+    assert.matches("f32%[2, 128 @tensor/4%] cpu:0", t:line "model.layers[0].qkv_proj:forward(weft.tensor({2, 192}, 'float32'))")
     assert.matches("i32%[3%] cpu:0", t:line "weft.tensor({3}, 'int32')")
 
     -- a story, another plan, other bytes, the same story
@@ -91,6 +93,33 @@ describe("weft repl at a terminal", function()
     assert.equal(0, t:finish())
   end)
 
+  it("does what the README's first ten minutes say, word for word", function()
+    local section = slurp "README.md":match "## The first ten minutes(.-)\n## "
+    terminal = Terminal.open({ program.path, "repl", "--model", demo, "-tp", "4" }, { WEFT_HISTORY = "" })
+    local t, typed, refused = terminal, 0, {}
+    t:expect "weft> "
+    for line, behind in section:gmatch "\n([w ][ef ][f.][t.][>.] [^\n]*)()" do
+      local text = line:sub(7)
+      local more = section:sub(behind):match "^\n  %.%.%. "
+      if text == ",quit" then break end
+      local shown = t:line(text, more and "  %.%.%. " or "weft> ")
+      typed = typed + 1
+      if shown:match "\nrank %d: " or shown:match "nothing is called" or shown:match "\nline %d+: " then refused[#refused + 1] = text end
+    end
+    assert.is_true(typed >= 20)
+    assert.same({ '@2 error "no luck"' }, refused)
+    t:send ",quit\n"
+    assert.equal(0, t:finish())
+    local stories, seen = {}, 0
+    for story in t.screen:gmatch "max_tokens = 40 }\n(.-)\n%-%- %d+ tokens" do
+      seen = seen + 1
+      stories[seen] = story:match "[^\n]*$"
+    end
+    assert.equal(3, seen)
+    assert.equal(stories[1], stories[2])
+    assert.not_equal(stories[1], stories[3])
+  end)
+
   it("reloads a changed script over the loaded weights, and keeps the old one when it cannot be loaded", function()
     local script = scratch .. ".lua"
     local llama = slurp "lua/weft/models/llama.lua"
@@ -132,6 +161,8 @@ describe("weft repl at a terminal", function()
     t:expect "layer_parallel"
     t:send ".get()\n"
     assert.matches("tensor 0/1", t:expect "on rank 0")
+    t:send "print('in' .. 'step')\n" -- completion may have shown the prompt again
+    t:expect "\ninstep\n"
     t:expect "weft> "
     assert.matches("a local lives as long as its line", t:line "local y = 1")
     assert.is_nil(t:line "local y = 2":match "a local lives")

@@ -108,6 +108,7 @@ static int l_read(lua_State *L)
     e->L = L;
     e->interrupted = 0;
     int length = 0;
+    el_set(e->el, EL_PREP_TERM, 1); /* before the prompt is seen: keys of a fast typist are edited too */
     const char *line = el_gets(e->el, &length);
     if (e->interrupted) {
         el_reset(e->el);

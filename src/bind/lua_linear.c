@@ -7,6 +7,7 @@
  *   core.qkv_linear{hidden_size=, head_size=, v_head_size=, total_num_heads=, total_num_kv_heads=, ...}
  *   layer:load([shard_id,] source) :load_bias(...) :load_scale(...) :forward(x) -> y
  *   qkv:split_qkv(qkv) -> q, k, v
+ *   layer.weight: this rank's shard, [rows, columns], and the sizes: .input_size .output_size .weight_bytes ...
  * Column layers are cut by the plan's input axis, row layers by its output axis. A fused checkpoint
  * tensor is loaded without a shard id; ids are "q", "k", "v", or 0, 1, ...
  * fp8 weights: dequantize=true keeps them as floats; quantize_activations=true rounds x to fp8 too. */
@@ -150,6 +151,17 @@ static int l_forward(lua_State *L)
     return 1;
 }
 
+/* This rank's shard as it lies in memory, or nil before it is loaded. */
+static void push_weight(lua_State *L, const weft_linear_weight *w, weft_axis axis, int dim)
+{
+    if (w->weight == NULL) {
+        lua_pushnil(L);
+        return;
+    }
+    weft_tensor_note_cut(w->weight, dim, weft_group_type_name(axis.group), axis.world_size);
+    weft_push_tensor(L, WEFT_RETAIN(w->weight));
+}
+
 static int linear_fields(lua_State *L)
 {
     weft_linear *linear = check_linear(L);
@@ -162,6 +174,7 @@ static int linear_fields(lua_State *L)
     };
     if (strcmp(name, "name") == 0) lua_pushstring(L, w->name);
     else if (strcmp(name, "axis") == 0) weft_push_axis(L, linear->axis);
+    else if (strcmp(name, "weight") == 0) push_weight(L, w, linear->axis, linear->kind == WEFT_LINEAR_ROW ? 1 : 0);
     else if (strcmp(name, "bias") == 0) lua_pushboolean(L, w->has_bias);
     else if (strcmp(name, "dtype") == 0 && w->weight != NULL) lua_pushstring(L, weft_dtype_name(w->weight->dtype));
     else return weft_push_number_field(L, name, numbers);
@@ -279,6 +292,7 @@ static int qkv_fields(lua_State *L)
     };
     if (strcmp(name, "name") == 0) lua_pushstring(L, w->name);
     else if (strcmp(name, "parallel_plan") == 0) weft_push_plan(L, layer->plan);
+    else if (strcmp(name, "weight") == 0) push_weight(L, w, layer->plan.input, 0);
     else if (strcmp(name, "bias") == 0) lua_pushboolean(L, w->has_bias);
     else if (strcmp(name, "dtype") == 0 && w->weight != NULL) lua_pushstring(L, weft_dtype_name(w->weight->dtype));
     else return weft_push_number_field(L, name, numbers);

@@ -4,7 +4,8 @@
  *   core.publish(text)     rank 0: one record to all others
  *   core.receive() -> text the others: waits for the next one, however long
  *   core.abort(message)    ends all ranks with this message; raises
- *   core.interrupted()     true once after a Ctrl-C, under on_interrupt = "flag"
+ *   core.interrupted()     true once after a Ctrl-C, under on_interrupt = "flag"; under "evaluate" after
+ *                          one between evaluations, which then does not end the next one
  *   core.begin_step()      counts a step, starts the arena's step
  *   core.fault(place)      where WEFT_FAULT may strike */
 #include "bind/box.h"
@@ -52,7 +53,8 @@ static int l_abort(lua_State *L)
 static int l_interrupted(lua_State *L)
 {
     weft_spawn *spawn = weft_lua_spawn(L);
-    lua_pushboolean(L, spawn != NULL && atomic_exchange(&spawn->interrupts, 0) != 0);
+    int waited = weft_world_forget_interrupt(weft_lua_rank(L)->world);
+    lua_pushboolean(L, waited || (spawn != NULL && atomic_exchange(&spawn->interrupts, 0) != 0));
     return 1;
 }
 

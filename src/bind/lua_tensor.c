@@ -8,6 +8,7 @@
  *   core.memory() -> {live_bytes=, peak_bytes=, live_blocks=, allocations=} of this rank
  *   core.arena.begin_step() next_layer() end_layers() bytes() tensor(shape, dtype)   the memory of a step:
  *       what forward returns lives there through the next decoder layer
+ *   t.cut -> {axis=, dim=, size=}: the dimension that is this rank's part, where a layer has noted it
  * Dimensions and indices count from 0, as in the model's formulas. */
 #include <inttypes.h>
 #include <stdio.h>
@@ -84,6 +85,21 @@ static void push_sizes(lua_State *L, const int64_t *sizes, int n)
     }
 }
 
+static void push_cut(lua_State *L, const weft_tensor *tensor)
+{
+    if (tensor->cut_axis == NULL) {
+        lua_pushnil(L);
+        return;
+    }
+    lua_createtable(L, 0, 3);
+    lua_pushstring(L, tensor->cut_axis);
+    lua_setfield(L, -2, "axis");
+    lua_pushinteger(L, tensor->cut_dim);
+    lua_setfield(L, -2, "dim");
+    lua_pushinteger(L, tensor->cut_size);
+    lua_setfield(L, -2, "size");
+}
+
 static int fields(lua_State *L)
 {
     weft_tensor *tensor = (weft_tensor *)weft_box_check(L, 1, WEFT_TENSOR);
@@ -92,6 +108,7 @@ static int fields(lua_State *L)
     else if (strcmp(name, "stride") == 0) push_sizes(L, tensor->stride, tensor->ndim);
     else if (strcmp(name, "dtype") == 0) lua_pushstring(L, weft_dtype_name(tensor->dtype));
     else if (strcmp(name, "device") == 0) lua_pushstring(L, tensor->storage->cuda != NULL ? "cuda" : "cpu");
+    else if (strcmp(name, "cut") == 0) push_cut(L, tensor);
     else if (strcmp(name, "ndim") == 0) lua_pushinteger(L, tensor->ndim);
     else if (strcmp(name, "numel") == 0) lua_pushnumber(L, (lua_Number)weft_tensor_numel(tensor));
     else lua_pushnil(L);

@@ -11,15 +11,27 @@ void weft_world_begin_evaluation(weft_world *world)
 {
     pthread_mutex_lock(&world->lock);
     world->evaluating = 1;
+    if (world->interrupt_waits) weft__abort_locked(world, 0, WEFT_INTERRUPTED, "interrupted");
+    world->interrupt_waits = 0;
     pthread_mutex_unlock(&world->lock);
 }
 
 int weft_world_interrupt_evaluation(weft_world *world)
 {
     pthread_mutex_lock(&world->lock);
+    if (world->evaluating == 0) world->interrupt_waits = 1;
     int state = world->evaluating == 0 ? 0 : weft__abort_locked(world, 0, WEFT_INTERRUPTED, "interrupted") ? 1 : 2;
     pthread_mutex_unlock(&world->lock);
     return state;
+}
+
+int weft_world_forget_interrupt(weft_world *world)
+{
+    pthread_mutex_lock(&world->lock);
+    int waited = world->interrupt_waits;
+    world->interrupt_waits = 0;
+    pthread_mutex_unlock(&world->lock);
+    return waited;
 }
 
 void weft_world_leave(weft_world *world)

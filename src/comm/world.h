@@ -51,8 +51,10 @@ typedef struct weft_outcome {
 } weft_outcome;
 
 void weft_world_begin_evaluation(weft_world *world);
-/* Ctrl-C: 0 when no evaluation is on, 1 when this call interrupted it, 2 when it had failed already. */
+/* Ctrl-C: 0 when no evaluation is on (the next one is interrupted as it begins), 1 when this call interrupted it, 2 when it had failed already. */
 int weft_world_interrupt_evaluation(weft_world *world);
+/* A new prompt: a Ctrl-C of before does not count any more. Returns whether there was one. */
+int weft_world_forget_interrupt(weft_world *world);
 /* Collective over all ranks, wherever they failed. Fails when a rank has ended or, behind a failure,
  * does not come within the world's timeout: then the world is lost. */
 weft_status weft_world_settle(weft_rank *rank, weft_outcome *out);

@@ -138,10 +138,20 @@ weft_status weft_tensor_check(const weft_tensor *tensor)
 const char *weft_tensor_describe(const weft_tensor *tensor, char *text, size_t size)
 {
     int used = snprintf(text, size, "%s[", weft_dtype_name(tensor->dtype));
-    for (int i = 0; i < tensor->ndim && used > 0 && (size_t)used < size; i++)
+    for (int i = 0; i < tensor->ndim && used > 0 && (size_t)used < size; i++) {
         used += snprintf(text + used, size - (size_t)used, "%s%" PRId64, i ? ", " : "", tensor->shape[i]);
+        if (tensor->cut_axis != NULL && tensor->cut_dim == i && (size_t)used < size)
+            used += snprintf(text + used, size - (size_t)used, " @%s/%d", tensor->cut_axis, tensor->cut_size);
+    }
     if (used > 0 && (size_t)used < size) snprintf(text + used, size - (size_t)used, "]");
     return text;
+}
+
+void weft_tensor_note_cut(weft_tensor *tensor, int dim, const char *axis, int size)
+{
+    tensor->cut_axis = size > 1 ? axis : NULL;
+    tensor->cut_dim = dim;
+    tensor->cut_size = size;
 }
 
 /* A second tensor over the same storage, to be reshaped by the caller. */
@@ -181,6 +191,7 @@ weft_status weft_tensor_narrow(weft_tensor **out, weft_tensor *tensor, int dim, 
     weft_tensor *view;
     WEFT_TRY(view_of(&view, tensor));
     advance(view, dim, start);
+    if (view->cut_dim == dim && view->shape[dim] != length) view->cut_axis = NULL;
     view->shape[dim] = length;
     *out = view;
     return WEFT_OK;
@@ -200,6 +211,8 @@ weft_status weft_tensor_select(weft_tensor **out, weft_tensor *tensor, int dim, 
         view->stride[i] = view->stride[i + 1];
     }
     view->ndim--;
+    if (view->cut_dim == dim) view->cut_axis = NULL;
+    else if (view->cut_dim > dim) view->cut_dim--;
     *out = view;
     return WEFT_OK;
 }
@@ -215,6 +228,8 @@ weft_status weft_tensor_transpose(weft_tensor **out, weft_tensor *tensor, int di
     view->stride[dim0] = view->stride[dim1];
     view->shape[dim1] = shape;
     view->stride[dim1] = stride;
+    if (view->cut_dim == dim0) view->cut_dim = dim1;
+    else if (view->cut_dim == dim1) view->cut_dim = dim0;
     *out = view;
     return WEFT_OK;
 }
@@ -241,6 +256,7 @@ weft_status weft_tensor_view(weft_tensor **out, weft_tensor *tensor, int ndim, c
     }
     weft_tensor *view;
     WEFT_TRY(view_of(&view, tensor));
+    view->cut_axis = NULL;
     view->ndim = ndim;
     int64_t stride = 1;
     for (int i = ndim - 1; i >= 0; i--) {

@@ -38,6 +38,9 @@ typedef struct weft_tensor {
     struct weft_arena *arena;
     int arena_part;
     uint64_t epoch;
+    /* For people: dimension cut_dim is this rank's part of 1/cut_size along an axis. NULL: not known. */
+    const char *cut_axis; /* of static life */
+    int cut_dim, cut_size;
 } weft_tensor;
 
 /* Contiguous; contents undefined. Fails with INVALID for a negative or overflowing shape. */
@@ -46,11 +49,14 @@ weft_status weft_tensor_create(weft_tensor **out, weft_memory *memory, weft_dtyp
 weft_status weft_tensor_wrap(weft_tensor **out, weft_object *owner, void *data, weft_dtype dtype, int ndim,
                              const int64_t *shape);
 
+/* Notes that dimension dim is cut; size 1 notes nothing. Views that keep the dimension whole keep the note. */
+void weft_tensor_note_cut(weft_tensor *tensor, int dim, const char *axis, int size);
+
 int64_t weft_tensor_numel(const weft_tensor *tensor);
 int weft_tensor_is_contiguous(const weft_tensor *tensor);
 /* CLOSED when the tensor belonged to an earlier layer or step of its arena. */
 weft_status weft_tensor_check(const weft_tensor *tensor);
-/* "bfloat16[8, 3072]" into text; returns text. */
+/* "bfloat16[8, 3072]" into text; returns text. Where the cut is known: "bfloat16[8, 768 @tensor/4]". */
 const char *weft_tensor_describe(const weft_tensor *tensor, char *text, size_t size);
 
 /* Views share the storage. Indices are checked. */

@@ -379,6 +379,7 @@ weft_status weft_hetero_attention_forward(weft_hetero_attention *attention, cons
         WEFT_RELEASE(c.out);
         return status;
     }
+    weft_tensor_note_cut(c.out, 1, weft_group_type_name(attention->options.plan.output.group), attention->options.plan.output.world_size);
     attention->traffic.steps++;
     attention->traffic.total_seconds += now() - start;
     *out = c.out;

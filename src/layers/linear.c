@@ -109,6 +109,8 @@ weft_status weft_linear_forward(weft_linear *linear, const weft_tensor *x, weft_
     weft_tensor *part = NULL;
     WEFT_TRY(weft_linear_weight_apply(&linear->weight, linear->rank, x, 1, x->dtype, &part));
     if (linear->group == NULL) {
+        if (linear->kind == WEFT_LINEAR_COLUMN)
+            weft_tensor_note_cut(part, 1, weft_group_type_name(linear->axis.group), linear->axis.world_size);
         *y = part;
         return WEFT_OK;
     }

@@ -93,6 +93,7 @@ weft_status weft_lm_head_forward(weft_lm_head *head, const weft_tensor *x, weft_
         WEFT_RELEASE(out);
         return status;
     }
+    weft_tensor_note_cut(out, 1, weft_group_type_name(head->axis.group), head->axis.world_size);
     *logits = out;
     return WEFT_OK;
 }

@@ -65,7 +65,9 @@ weft_status weft_qkv_linear_create(weft_qkv_linear **out, weft_rank *rank, const
 
 weft_status weft_qkv_linear_forward(weft_qkv_linear *layer, const weft_tensor *x, weft_tensor **qkv)
 {
-    return weft_linear_weight_apply(&layer->weight, layer->rank, x, 1, x->dtype, qkv);
+    WEFT_TRY(weft_linear_weight_apply(&layer->weight, layer->rank, x, 1, x->dtype, qkv));
+    weft_tensor_note_cut(*qkv, 1, weft_group_type_name(layer->plan.input.group), layer->plan.input.world_size);
+    return WEFT_OK;
 }
 
 weft_status weft_qkv_linear_split(const weft_qkv_linear *layer, weft_tensor *qkv, weft_tensor **q, weft_tensor **k, weft_tensor **v)
@@ -80,6 +82,8 @@ weft_status weft_qkv_linear_split(const weft_qkv_linear *layer, weft_tensor *qkv
             for (int j = 0; j < i; j++) WEFT_RELEASE(views[j]);
             return status;
         }
+        int parts = layer->plan.input.world_size / (i > 0 ? layer->layout.num_kv_head_replicas : 1);
+        weft_tensor_note_cut(views[i], 1, weft_group_type_name(layer->plan.input.group), parts);
         start += sizes[i];
     }
     *q = views[0];

@@ -149,6 +149,7 @@ end
 -- One piece, however many lines it takes; nil at the end of input.
 local function read_piece(state)
   local read = require "weft.repl.read"
+  core.interrupted() -- a Ctrl-C that came too late for the line before is not for the next
   local line, why = read_line(state, "weft> ")
   if not line then return nil, why end
   local piece = read.parse(line)

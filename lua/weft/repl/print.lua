@@ -9,20 +9,18 @@ show.limits = limits
 local short = { float32 = "f32", bfloat16 = "bf16", float16 = "f16", float8_e4m3 = "f8", int32 = "i32", int64 = "i64", uint8 = "u8" }
 
 --- "bf16[8, 3072 @tensor/4] cpu:0": dtype, shape with the axis that cuts a dimension where it is known,
--- and the device of this rank. `cut`: { dim =, axis =, size = } or nil.
-function show.tensor(tensor, cut)
-  local ok, dtype, shape = pcall(function() return tensor.dtype, tensor.shape end)
+-- and the device of this rank.
+function show.tensor(tensor)
+  local ok, dtype, shape, cut, device = pcall(function() return tensor.dtype, tensor.shape, tensor.cut, tensor.device end)
   if not ok then return "a tensor that is gone (of an earlier step, or closed)" end
-  cut = cut or show.cuts[tensor]
   local sizes = {}
   for i, size in ipairs(shape) do
     sizes[i] = ("%d"):format(size)
-    if cut and cut.dim == i - 1 and cut.size > 1 then sizes[i] = ("%s @%s/%d"):format(sizes[i], cut.axis, cut.size) end
+    if cut and cut.dim == i - 1 then sizes[i] = ("%s @%s/%d"):format(sizes[i], cut.axis, cut.size) end
   end
-  return ("%s[%s] cpu:%d"):format(short[dtype] or dtype, table.concat(sizes, ", "), core.rank().rank)
+  local index = device == "cuda" and core.gpu.index() or core.rank().rank
+  return ("%s[%s] %s:%d"):format(short[dtype] or dtype, table.concat(sizes, ", "), device, index)
 end
-
-show.cuts = setmetatable({}, { __mode = "k" }) -- tensor -> how it is cut
 
 -- Fields worth seeing of objects that have no text of their own.
 local fields = { "num_heads", "num_kv_heads", "head_size", "output_num_heads", "sliding_window", "page_tokens", "num_blocks", "cache_bytes",
