@@ -246,6 +246,7 @@ function repl.rank_main(options)
   local state = build(options)
   if state.rank ~= 0 then
     while not state.stopped do core.evaluate(follow, state) end
+    if state.model then state.model:close() end
     core.groups.close()
     return 0
   end
@@ -258,6 +259,7 @@ function repl.rank_main(options)
     state.record:build { kind = "stop" }
     state.record:publish()
   end)
+  if state.model then state.model:close() end
   core.groups.close()
   return code
 end
