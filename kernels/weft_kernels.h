@@ -354,6 +354,10 @@ weft_status weft_sample_cuda(const weft_sample_args *args, void *stream);
 /* The u above, in (0, 1). */
 double weft_sample_uniform(uint64_t seed, int32_t position, int32_t id);
 
+/* The sum of the 64-bit words of `bytes` bytes (a last part of a word counts as filled up with
+ * zeros), modulo 2^64: are two copies equal, and how fast can memory be read at all. */
+weft_status weft_checksum_cpu(const void *data, int64_t bytes, uint64_t *sum, weft_pool *pool);
+
 /* The name of the CPU instruction set in use: "avx512", "avx2", "scalar". WEFT_CPU_ISA lowers it. */
 const char *weft_cpu_isa(void);
 

@@ -2,7 +2,8 @@
  *
  * The lanes of a panel are (query, head) pairs that share a KV head. Scores are kept transposed
  * (keys, lanes), so that the softmax over keys runs down the lanes, and so is the output
- * (head_dim_v, lanes). Keys and values are widened once per tile for all panels of an item. */
+ * (head_dim_v, lanes). Keys and values are widened once per tile for all panels of an item.
+ * Requests with few pairs for each KV head take the path of attention_few.c instead. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -72,6 +73,9 @@ typedef struct {
     const weft_isa_table *isa;
     char *worker; /* per part */
     size_t worker_bytes;
+    float *partials; /* of requests that are cut in splits, in order */
+    int split;       /* whether they are */
+    int combining;   /* the second pass, over the partials */
     atomic_long next;
 } attention_job;
 
@@ -222,28 +226,77 @@ static void attend_item(const attention_job *job, attention_item *item)
     for (int panel = 0; panel < item->panels; panel++) store_panel(job, item, panel);
 }
 
-/* Items in order of (request, KV head, lanes); each thread walks the list and does those it takes. */
+/* ---- all items ---- */
+
+/* How the keys of a request are cut: by its own length alone. */
+static int splits_of(const weft_attention_args *a, int64_t request, int64_t *keys_each)
+{
+    int64_t count = weft__keys_of(a, request).count;
+    *keys_each = weft__max(WEFT_FEW_KEYS, (count + WEFT_FEW_SPLITS * 64 - 1) / (WEFT_FEW_SPLITS * 64) * 64);
+    return (int)weft__max(1, (count + *keys_each - 1) / *keys_each);
+}
+
+static void few(const attention_job *job, const attention_item *item, int number, int splits, int64_t keys_each, float *scratch,
+                float *partials)
+{
+    const weft_attention_args *a = job->args;
+    weft_few_item part = {
+        .request = item->request, .g = item->g, .first_head = item->first_head, .heads = item->heads, .lanes = (int)item->lanes,
+        .begin = number * keys_each, .scratch = scratch,
+        .partial = splits > 1 ? partials + (size_t)number * weft__few_partial(a) : NULL,
+    };
+    part.end = weft__min(part.begin + keys_each, weft__keys_of(a, item->request).count);
+    if (job->combining) weft__combine_few(a, job->isa, &part, partials, splits);
+    else weft__attend_few(a, job->isa, &part);
+}
+
+/* Items in order of (request, KV head, lanes or splits); each thread walks the list and does those
+ * that it takes. The second pass has one item for each request and KV head with splits. */
 static void attend(void *context, int part, int parts)
 {
     attention_job *job = context;
     const weft_attention_args *a = job->args;
     const int64_t item_lanes = ITEM_PANELS * (int64_t)job->isa->lanes;
+    float *scratch = (float *)(job->worker + (size_t)part * job->worker_bytes), *partials = job->partials;
     attention_item item = {0};
-    place(&item, a, job->isa->lanes, (float *)(job->worker + (size_t)part * job->worker_bytes));
+    place(&item, a, job->isa->lanes, scratch);
     long taken = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed), number = 0;
     for (item.request = 0; item.request < a->requests; item.request++) {
-        int64_t queries = a->query_start_loc[item.request + 1] - a->query_start_loc[item.request];
+        int64_t queries = a->query_start_loc[item.request + 1] - a->query_start_loc[item.request], keys_each = INT32_MAX;
+        int splits = job->split ? splits_of(a, item.request, &keys_each) : 1;
         for (item.g = 0; item.g < a->num_kv_heads; item.g++) {
             item.heads = weft__heads_of(a, item.g, &item.first_head);
             int64_t all = queries * item.heads, items = (all + item_lanes - 1) / item_lanes;
+            int is_few = all > 0 && all <= WEFT_FEW_LANES;
+            if (is_few) items = job->combining ? splits > 1 : splits;
+            else if (job->combining) items = 0;
             for (; taken < number + items; taken = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed)) {
-                item.first_lane = (taken - number) * item_lanes;
+                item.first_lane = is_few ? 0 : (taken - number) * item_lanes;
                 item.lanes = weft__min(item_lanes, all - item.first_lane);
-                attend_item(job, &item);
+                if (is_few) few(job, &item, (int)(taken - number), splits, keys_each, scratch, partials);
+                else attend_item(job, &item);
             }
             number += items;
+            if (is_few && splits > 1) partials += (size_t)splits * weft__few_partial(a);
         }
     }
+}
+
+/* Cutting pays where requests and KV heads alone do not keep the threads busy; sets job->split and
+ * gives the floats that the partial results need. */
+static size_t plan_splits(attention_job *job, int threads)
+{
+    const weft_attention_args *a = job->args;
+    int64_t whole = 0, partials = 0, keys_each;
+    for (int64_t r = 0; r < a->requests; r++) {
+        int64_t queries = a->query_start_loc[r + 1] - a->query_start_loc[r];
+        if (queries == 0 || queries > WEFT_FEW_LANES) continue;
+        int splits = splits_of(a, r, &keys_each);
+        whole += a->num_kv_heads;
+        if (splits > 1) partials += (int64_t)splits * a->num_kv_heads;
+    }
+    job->split = partials > 0 && whole < 8 * (int64_t)threads;
+    return job->split ? (size_t)partials * weft__few_partial(a) : 0;
 }
 
 /* ---- checks ---- */
@@ -310,12 +363,17 @@ weft_status weft_attention_cpu(const weft_attention_args *a, weft_pool *pool)
     WEFT_TRY(check(a));
     if (a->tokens == 0 || a->num_heads == 0) return WEFT_OK;
     attention_job job = {.args = a, .isa = weft__isa()};
-    job.worker_bytes = (item_floats(a, job.isa->lanes) * sizeof(float) + 63) & ~(size_t)63;
+    const int threads = weft_pool_threads(pool);
+    size_t floats = item_floats(a, job.isa->lanes), few_floats = weft__few_floats(a), partials = plan_splits(&job, threads);
+    job.worker_bytes = ((floats > few_floats ? floats : few_floats) * sizeof(float) + 63) & ~(size_t)63;
     void *scratch = NULL;
-    WEFT_TRY(weft__scratch(job.worker_bytes * (size_t)weft_pool_threads(pool), &scratch));
+    WEFT_TRY(weft__scratch(job.worker_bytes * (size_t)threads + partials * sizeof(float), &scratch));
     job.worker = scratch;
-    atomic_init(&job.next, 0);
+    job.partials = (float *)(job.worker + job.worker_bytes * (size_t)threads);
     clear_padding(a);
-    weft_pool_run(pool, attend, &job);
+    for (job.combining = 0; job.combining <= job.split; job.combining++) {
+        atomic_init(&job.next, 0);
+        weft_pool_run(pool, attend, &job);
+    }
     return WEFT_OK;
 }

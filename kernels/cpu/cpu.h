@@ -37,6 +37,7 @@ typedef struct weft_isa_table {
     void (*widen)(float *dst, const void *src, weft_dtype dtype, int64_t count);
     void (*narrow)(void *dst, weft_dtype dtype, const float *src, int64_t count);
 
+    uint64_t (*sum_words)(const void *words, int64_t count); /* 64-bit words */
     float (*sum_squares)(const float *x, int64_t count);
     void (*add)(float *y, const float *x, int64_t count);             /* y += x */
     void (*scale)(float *y, float factor, int64_t count);             /* y *= factor */
@@ -58,6 +59,11 @@ typedef struct weft_isa_table {
     /* c[i][lane] (+)= sum_p a[i * a_row + p * a_step] * panel[p][lane], i < rows (any number) */
     void (*tile)(int64_t k, const float *a, int64_t a_row, int64_t a_step, int64_t rows, const float *panel, float *c,
                  int64_t c_stride, int accumulate);
+    /* The same in bfloat16 with float32 sums, where the processor multiplies pairs; NULL elsewhere. The
+     * panel holds pairs: panel[p / 2][lane][p % 2], zeros behind an odd k. Rows of a are adjacent. */
+    void (*pack_pairs)(uint16_t *panel, const uint16_t *x, int64_t x_stride, int64_t rows, int64_t k);
+    void (*tile_pairs)(int64_t k, const uint16_t *a, int64_t a_row, int64_t rows, const uint16_t *panel, float *c,
+                       int64_t c_stride, int accumulate);
     /* softmax_row for each lane of scores (keys, lanes), with max, sum, ratio (lanes) */
     void (*softmax_lanes)(float *scores, int64_t keys, float *max, float *sum, float *ratio);
     /* c[i][lane] *= ratio[lane] */

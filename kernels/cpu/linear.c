@@ -93,7 +93,9 @@ static weft_status gemv(const weft_linear_args *a, const weft_isa_table *isa, we
 typedef struct {
     const weft_linear_args *args;
     const weft_isa_table *isa;
-    float *packed;        /* panels of this token block, k * lanes floats each */
+    int pairs;            /* bfloat16 by bfloat16, natively: nothing is widened */
+    void *packed;         /* panels of this token block, panel_bytes each */
+    int64_t panel_bytes;
     float *worker;        /* per part: a widened block of w, then sums (ROW_BLOCK, panels * lanes) */
     int64_t worker_floats;
     int64_t first, tokens, panels; /* the token block */
@@ -111,7 +113,11 @@ static void pack_panels(void *context, int part, int parts)
     weft_pool_range(job->panels, 1, part, parts, &begin, &end);
     for (long panel = begin; panel < end; panel++) {
         int64_t token = panel * lanes, count = weft__min(lanes, job->tokens - token);
-        float *to = job->packed + panel * lanes * a->k;
+        float *to = (float *)((char *)job->packed + panel * job->panel_bytes);
+        if (job->pairs) {
+            job->isa->pack_pairs((uint16_t *)to, (const uint16_t *)a->x + (job->first + token) * a->x_stride, a->x_stride, count, a->k);
+            continue;
+        }
         for (int64_t k = 0; k < a->k; k += PACK_K) {
             int64_t n = weft__min(PACK_K, a->k - k);
             for (int64_t t = 0; t < count; t++)
@@ -143,9 +149,14 @@ static void product_rows(product_job *job, int64_t row, int64_t rows, float *wid
     const int64_t lanes = isa->lanes, stride = job->panels * lanes;
     for (int64_t k = 0; k < a->k; k += K_BLOCK) {
         int64_t n = weft__min(K_BLOCK, a->k - k);
-        for (int64_t i = 0; i < rows; i++) widen_row(a, isa, row + i, k, n, wide + i * K_BLOCK);
-        for (int64_t panel = 0; panel < job->panels; panel++)
-            isa->tile(n, wide, K_BLOCK, 1, rows, job->packed + (panel * a->k + k) * lanes, sums + panel * lanes, stride, k > 0);
+        for (int64_t i = 0; i < rows && !job->pairs; i++) widen_row(a, isa, row + i, k, n, wide + i * K_BLOCK);
+        for (int64_t panel = 0; panel < job->panels; panel++) {
+            const char *packed = (const char *)job->packed + panel * job->panel_bytes;
+            if (job->pairs)
+                isa->tile_pairs(n, (const uint16_t *)a->w + row * a->w_stride + k, a->w_stride, rows,
+                                (const uint16_t *)packed + k * lanes, sums + panel * lanes, stride, k > 0);
+            else isa->tile(n, wide, K_BLOCK, 1, rows, (const float *)packed + k * lanes, sums + panel * lanes, stride, k > 0);
+        }
     }
     float lines[MAX_LANES * ROW_BLOCK];
     for (int64_t token = 0; token < job->tokens; token += lanes) {
@@ -171,15 +182,13 @@ static weft_status product(const weft_linear_args *a, const weft_isa_table *isa,
     const int parts = weft_pool_threads(pool);
     const int64_t lanes = isa->lanes, most = weft__min(a->tokens, TOKEN_BLOCK), panels = (most + lanes - 1) / lanes;
     product_job job = {.args = a, .isa = isa, .worker_floats = ROW_BLOCK * (K_BLOCK + panels * lanes)};
-    size_t packed_floats, bytes;
-    if (!__builtin_mul_overflow((size_t)(panels * lanes), (size_t)a->k, &packed_floats) &&
-        !__builtin_add_overflow(packed_floats, (size_t)parts * (size_t)job.worker_floats, &bytes) && bytes < SIZE_MAX / 4)
-        bytes *= 4;
-    else return weft_fail(WEFT_INVALID, "linear: %" PRId64 " columns are too many", a->k);
+    job.pairs = isa->tile_pairs != NULL && a->x_dtype == WEFT_BF16 && a->w_dtype == WEFT_BF16;
+    if (a->k > INT32_MAX) return weft_fail(WEFT_INVALID, "linear: %" PRId64 " columns are too many", a->k);
+    job.panel_bytes = lanes * (job.pairs ? (a->k + 1) / 2 * 4 : a->k * 4);
     void *scratch = NULL;
-    WEFT_TRY(weft__scratch(bytes, &scratch));
+    WEFT_TRY(weft__scratch((size_t)(panels * job.panel_bytes + parts * job.worker_floats * 4), &scratch));
     job.packed = scratch;
-    job.worker = job.packed + packed_floats;
+    job.worker = (float *)((char *)scratch + panels * job.panel_bytes);
     /* At least four blocks for each thread, in whole tiles. */
     int64_t share = a->n / (4 * parts) / isa->tile_rows * isa->tile_rows;
     job.row_block = weft__min(ROW_BLOCK, weft__max(share, isa->tile_rows));

@@ -171,6 +171,13 @@ describe("ops.attention", function()
     end)
   end)
 
+  it("reads a window of a long decode only", function()
+    for _, window in ipairs { 1, 64, 700 } do
+      check(with { seq_lens = { 1500, 900 }, query_lens = { 1, 2 }, page = 16, window = window }, "all")
+      check(with { seq_lens = { 1500 }, query_lens = { 1 }, page = 16, window = window, context_size = 2, interleave = 4 }, "all", 1)
+    end
+  end)
+
   it("refuses ragged batches, tables and pages that do not fit", function()
     local q = core.tensor { 2, 1, 8 }
     local function refused(message, changes)

@@ -70,6 +70,13 @@ describe("ops.linear", function()
     assert.same(few:narrow(0, 7, 1):totable(), one:totable())
   end)
 
+  it("gives the same bits on one thread as on all", function()
+    for _, tokens in ipairs { 1, 7, 40 } do
+      local x, w = ref.random({ tokens, 200 }, "bfloat16", 1), ref.random({ 301, 200 }, "bfloat16", 2)
+      assert.same(ops.linear { x = x, w = w, threads = 1 }:totable(), ops.linear { x = x, w = w }:totable())
+    end
+  end)
+
   it("refuses shapes and dtypes that do not fit", function()
     local x, w = core.tensor { 2, 3 }, core.tensor { 4, 5 }
     assert.error_matches(function() ops.linear { x = x, w = w } end, "x: expected as many columns as w", 1, true)

@@ -158,6 +158,21 @@ describe("ops.silu_mul", function()
   end)
 end)
 
+describe("ops.checksum", function()
+  it("sums all words of a tensor, a last part of one too", function()
+    ref.each_isa(function()
+      for _, n in ipairs { 0, 1, 2, 7, 8, 63, 64, 65, 20001 } do
+        assert.equal(n, ops.checksum { x = core.tensor({ 2 * n }, "int32", (function()
+          local words = {}
+          for i = 1, n do words[2 * i - 1], words[2 * i] = 1, 0 end
+          return words
+        end)()) })
+      end
+      assert.equal(2 ^ 32 + 7, ops.checksum { x = core.tensor({ 3 }, "int32", { 6, 1, 1 }) })
+    end)
+  end)
+end)
+
 describe("ops.add, ops.embedding and ops.gather_rows", function()
   it("adds tensors or one row to all, in place or not", function()
     ref.each_isa(function()

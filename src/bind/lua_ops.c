@@ -12,8 +12,10 @@
  *   rope{x = [tokens, heads, dim], positions, cos_sin = [positions, rotary_dim]}  -> x
  *   silu_mul{x = [rows, 2 cols]}  add{a, b}  gather_rows{x, indices}
  *   sample{logits, temperature, seed, position, first = 0}           -> id, value
+ *   checksum{x} -> the sum of its 64-bit words, modulo 2^53
  *   philox(seed, position, id) -> u    isa() -> "avx2"
- * and those of lua_ops_attention.c and lua_ops_experts.c. */
+ * and those of lua_ops_attention.c and lua_ops_experts.c. threads = 1 keeps an operation on the
+ * calling thread. */
 #include "bind/lua_ops.h"
 
 #include <inttypes.h>
@@ -110,7 +112,7 @@ int64_t weft__op_token_stride(lua_State *L, const char *name, const weft_tensor 
 
 weft_pool *weft__op_pool(lua_State *L)
 {
-    return weft_lua_rank(L)->pool;
+    return weft_field_int_or(L, 1, "threads", 0, INT32_MAX, 0) == 1 ? NULL : weft_lua_rank(L)->pool;
 }
 
 weft_tensor *weft__op_ints(lua_State *L, const char *name, int optional)
@@ -395,6 +397,16 @@ static int l_sample(lua_State *L)
     return 2;
 }
 
+static int l_checksum(lua_State *L)
+{
+    weft_tensor *x = weft__op_tensor(L, "x", -1);
+    weft__op_contiguous(L, "x", x);
+    uint64_t sum = 0;
+    weft_raise_if(L, weft_checksum_cpu(x->data, weft_tensor_numel(x) * (int64_t)weft_dtype_size(x->dtype), &sum, weft__op_pool(L)));
+    lua_pushnumber(L, (lua_Number)(sum & ((1ull << 53) - 1)));
+    return 1;
+}
+
 static int l_philox(lua_State *L)
 {
     uint64_t seed = to_seed(L, luaL_checknumber(L, 1));
@@ -430,7 +442,7 @@ void weft_open_ops(lua_State *L)
     static const luaL_Reg functions[] = {
         {"embedding", l_embedding}, {"linear", l_linear},     {"rms_norm", l_rms_norm}, {"group_norm_sums", l_group_norm_sums},
         {"rope", l_rope},           {"silu_mul", l_silu_mul}, {"add", l_add},           {"group_norm_apply", l_group_norm_apply},
-        {"gather_rows", l_gather_rows}, {"sample", l_sample}, {NULL, NULL},
+        {"gather_rows", l_gather_rows}, {"sample", l_sample}, {"checksum", l_checksum}, {NULL, NULL},
     };
     lua_newtable(L);
     weft__op_register(L, functions);

@@ -5,10 +5,9 @@
 /* NaN codes of e4m3 (0x7f, 0xff) and the factor that vf_from_e4m3_small leaves out. */
 INLINE vf finish_e4m3(vf small, const void *codes)
 {
-    uint8_t b[LANES];
-    memcpy(b, codes, sizeof b);
-    vu u;
-    for (int i = 0; i < LANES; i++) u[i] = b[i];
+    vb b;
+    memcpy(&b, codes, sizeof b);
+    vu u = vu_from_u16((vh)vhs_from_i8(b));
     return vf_select((u & 0x7f) == 0x7f, vf_all(NAN), small * 256.0f);
 }
 
@@ -47,7 +46,7 @@ INLINE vh to_bf16(vf v)
     vu u = (vu)v;
     vu rounded = (u + 0x7fffu + ((u >> 16) & 1)) >> 16, quiet = (u >> 16) | 0x40;
     vi nan = v != v;
-    return __builtin_convertvector((vu)(((vi)quiet & nan) | ((vi)rounded & ~nan)), vh);
+    return vh_from_u32((vu)(((vi)quiet & nan) | ((vi)rounded & ~nan)));
 }
 
 INLINE vh to_f16(vf v)

@@ -18,6 +18,31 @@ INLINE void store_some(float *p, vf v, int64_t part)
     else memcpy(p, &v, (size_t)part * 4);
 }
 
+typedef uint64_t vq __attribute__((vector_size(LANES * 4)));
+
+uint64_t ISA(sum_words)(const void *words, int64_t count)
+{
+    enum { WORDS = LANES / 2 };
+    const char *p = words;
+    vq acc[4] = {{0}};
+    int64_t i = 0;
+    for (; i + 4 * WORDS <= count; i += 4 * WORDS, p += 4 * sizeof(vq))
+        for (int u = 0; u < 4; u++) {
+            vq v;
+            memcpy(&v, p + u * sizeof v, sizeof v);
+            acc[u] += v;
+        }
+    acc[0] = (acc[0] + acc[1]) + (acc[2] + acc[3]);
+    uint64_t sum = 0;
+    for (int j = 0; j < WORDS; j++) sum += acc[0][j];
+    for (; i < count; i++, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        sum += word;
+    }
+    return sum;
+}
+
 float ISA(sum_squares)(const float *x, int64_t count)
 {
     vf acc[4] = {{0}};

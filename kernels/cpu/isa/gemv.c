@@ -2,28 +2,16 @@
  * is loaded once for all tokens of a group. Decode-size products and decode attention. */
 #include "kernels/cpu/isa/tables.h"
 
+/* Four tokens at once fill 16 registers with two rows: 8 sums, 4 of x, 1 of w. */
 #if defined(WEFT_ISA_avx512)
-enum { GROUP_TOKENS = 4 };
+enum { FOUR_TOKEN_ROWS = 4 };
 #else
-enum { GROUP_TOKENS = 3 }; /* 4 rows x 3 tokens + 3 of x + 1 of w: 16 registers */
+enum { FOUR_TOKEN_ROWS = 2 };
 #endif
 
-INLINE int64_t element_size(weft_dtype dtype)
-{
-    return dtype == WEFT_F32 ? 4 : dtype == WEFT_F8E4M3 ? 1 : 2;
-}
-
-/* The last `count` < LANES elements. Not inlined: one copy serves every shape below. */
 static __attribute__((noinline)) vf load_tail(const void *p, weft_dtype dtype, int64_t count)
 {
-    char part[LANES * 4] = {0};
-    memcpy(part, p, (size_t)(count * element_size(dtype)));
-    return vf_load_as(part, dtype);
-}
-
-static __attribute__((noinline)) float sum_lanes(vf v)
-{
-    return vf_sum(v);
+    return vf_load_part(p, dtype, count);
 }
 
 /* acc[r][t] += sums over [begin, end) of k */
@@ -44,8 +32,10 @@ INLINE void dot_span(const weft_isa_gemv_args *a, const char *w, const float *x,
         }
     }
     if (j == end) return;
+#pragma GCC unroll 4
     for (int t = 0; t < tokens; t++) {
         vf xs = load_tail(x + t * a->x_stride + j, WEFT_F32, end - j);
+#pragma GCC unroll 4
         for (int r = 0; r < rows; r++) acc[r][t] += load_tail(w + r * row_bytes + j * size, dtype, end - j) * xs;
     }
 }
@@ -53,12 +43,18 @@ INLINE void dot_span(const weft_isa_gemv_args *a, const char *w, const float *x,
 /* fp8: codes 0x7f and 0xff are NaN, which the fast conversion does not know */
 static int row_has_nan(const uint8_t *codes, int64_t count)
 {
-    unsigned worst = 0;
-    for (int64_t i = 0; i < count; i++) {
-        unsigned magnitude = codes[i] & 0x7f;
-        worst = magnitude > worst ? magnitude : worst;
+    typedef uint8_t bytes __attribute__((vector_size(LANES * 4)));
+    bytes found = {0};
+    int64_t i = 0;
+    for (; i + (int64_t)sizeof found <= count; i += sizeof found) {
+        bytes b;
+        memcpy(&b, codes + i, sizeof b);
+        found |= (bytes)((b & 0x7f) == 0x7f);
     }
-    return worst == 0x7f;
+    int nan = 0;
+    for (size_t j = 0; j < sizeof found; j++) nan |= found[j];
+    for (; i < count; i++) nan |= (codes[i] & 0x7f) == 0x7f;
+    return nan;
 }
 
 INLINE void dot_block(const weft_isa_gemv_args *a, int64_t row, int64_t token, weft_dtype dtype, int rows, int tokens)
@@ -93,18 +89,21 @@ INLINE void dot_block(const weft_isa_gemv_args *a, int64_t row, int64_t token, w
         }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) {
-        int nan = dtype == WEFT_F8E4M3 && row_has_nan((const uint8_t *)w + r * a->w_stride, a->k);
-#pragma GCC unroll 4
-        for (int t = 0; t < tokens; t++)
-            a->out[(token + t) * a->out_stride + row + r] = nan ? NAN : sum_lanes(acc[r][t]);
+    for (int t = 0; t < tokens; t++) {
+        float sums[4];
+        vf_sum4(acc[0][t], rows > 1 ? acc[1][t] : acc[0][t], rows > 2 ? acc[2][t] : acc[0][t], rows > 2 ? acc[3][t] : acc[0][t], sums);
+        memcpy(a->out + (token + t) * a->out_stride + row, sums, (size_t)rows * 4);
     }
+    for (int r = 0; r < rows && dtype == WEFT_F8E4M3; r++)
+        if (row_has_nan((const uint8_t *)w + r * a->w_stride, a->k))
+            for (int t = 0; t < tokens; t++) a->out[(token + t) * a->out_stride + row + r] = NAN;
 }
 
 INLINE void four_rows(const weft_isa_gemv_args *a, int64_t row, weft_dtype dtype)
 {
     int64_t token = 0;
-    for (; token + GROUP_TOKENS <= a->tokens; token += GROUP_TOKENS) dot_block(a, row, token, dtype, 4, GROUP_TOKENS);
+    for (; token + 4 <= a->tokens; token += 4)
+        for (int r = 0; r < 4; r += FOUR_TOKEN_ROWS) dot_block(a, row + r, token, dtype, FOUR_TOKEN_ROWS, 4);
     switch (a->tokens - token) {
     case 3: dot_block(a, row, token, dtype, 4, 3); break;
     case 2: dot_block(a, row, token, dtype, 4, 2); break;
@@ -128,50 +127,6 @@ void ISA(gemv)(const weft_isa_gemv_args *a)
     case WEFT_BF16: all_rows(a, WEFT_BF16); break;
     case WEFT_F16: all_rows(a, WEFT_F16); break;
     case WEFT_F8E4M3: all_rows(a, WEFT_F8E4M3); break;
-    default: break;
-    }
-}
-
-/* One vector of columns of o for a group of tokens. */
-INLINE void weigh_columns(const weft_isa_weigh_args *a, int64_t token, int64_t i, int64_t part, weft_dtype dtype, int tokens)
-{
-    const int64_t size = element_size(dtype);
-    vf acc[4];
-#pragma GCC unroll 4
-    for (int t = 0; t < tokens; t++) {
-        const float *o = a->o + (token + t) * a->o_stride + i;
-        acc[t] = part == LANES ? vf_load(o) : load_tail(o, WEFT_F32, part);
-    }
-    for (int64_t j = 0; j < a->keys; j++) {
-        const char *from = (const char *)a->v + (j * a->v_stride + i) * size;
-        vf v = part == LANES ? vf_load_as(from, dtype) : load_tail(from, dtype, part);
-#pragma GCC unroll 4
-        for (int t = 0; t < tokens; t++) acc[t] += v * a->p[(token + t) * a->p_stride + j];
-    }
-#pragma GCC unroll 4
-    for (int t = 0; t < tokens; t++) memcpy(a->o + (token + t) * a->o_stride + i, &acc[t], (size_t)part * 4);
-}
-
-INLINE void weigh_tokens(const weft_isa_weigh_args *a, int64_t token, weft_dtype dtype, int tokens)
-{
-    int64_t i = 0;
-    for (; i + LANES <= a->dim; i += LANES) weigh_columns(a, token, i, LANES, dtype, tokens);
-    if (i < a->dim) weigh_columns(a, token, i, a->dim - i, dtype, tokens);
-}
-
-INLINE void weigh_all(const weft_isa_weigh_args *a, weft_dtype dtype)
-{
-    int64_t token = 0;
-    for (; token + 4 <= a->tokens; token += 4) weigh_tokens(a, token, dtype, 4);
-    for (; token < a->tokens; token++) weigh_tokens(a, token, dtype, 1);
-}
-
-void ISA(weigh)(const weft_isa_weigh_args *a)
-{
-    switch (a->v_dtype) {
-    case WEFT_F32: weigh_all(a, WEFT_F32); break;
-    case WEFT_BF16: weigh_all(a, WEFT_BF16); break;
-    case WEFT_F16: weigh_all(a, WEFT_F16); break;
     default: break;
     }
 }

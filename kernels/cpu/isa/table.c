@@ -10,6 +10,7 @@ const weft_isa_table ISA_JOIN(weft_isa_table, WEFT_ISA) = {
     .tile_rows = TILE_ROWS,
     .widen = ISA(widen),
     .narrow = ISA(narrow),
+    .sum_words = ISA(sum_words),
     .sum_squares = ISA(sum_squares),
     .add = ISA(add),
     .scale = ISA(scale),
@@ -23,6 +24,10 @@ const weft_isa_table ISA_JOIN(weft_isa_table, WEFT_ISA) = {
     .softmax_row = ISA(softmax_row),
     .pack = ISA(pack),
     .tile = ISA(tile),
+#if defined(WEFT_ISA_avx512)
+    .pack_pairs = ISA(pack_pairs),
+    .tile_pairs = ISA(tile_pairs),
+#endif
     .softmax_lanes = ISA(softmax_lanes),
     .scale_lanes = ISA(scale_lanes),
     .unpack = ISA(unpack),

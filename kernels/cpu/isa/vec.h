@@ -64,18 +64,68 @@ INLINE vf vf_max(vf a, vf b)
     return vf_select(a > b, a, b);
 #endif
 }
+/* The sums of four vectors, each in one order: neighbours, then neighbours of these, then across. */
+INLINE void vf_sum4(vf a, vf b, vf c, vf d, float out[4])
+{
+#if defined(WEFT_ISA_avx512)
+    __m512 v[4] = {(__m512)a, (__m512)b, (__m512)c, (__m512)d};
+    __m256 half[4];
+    for (int i = 0; i < 4; i++) half[i] = _mm256_add_ps(_mm512_castps512_ps256(v[i]), _mm512_extractf32x8_ps(v[i], 1));
+#elif defined(WEFT_ISA_avx2)
+    __m256 half[4] = {(__m256)a, (__m256)b, (__m256)c, (__m256)d};
+#endif
+#if defined(WEFT_ISA_avx512) || defined(WEFT_ISA_avx2)
+    __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
+#else
+    const vf all[4] = {a, b, c, d};
+    for (int i = 0; i < 4; i++) out[i] = (all[i][0] + all[i][1]) + (all[i][2] + all[i][3]);
+#endif
+}
 INLINE float vf_sum(vf v)
 {
-    float part[LANES];
-    memcpy(part, &v, sizeof part);
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) part[i] += part[i + width];
-    return part[0];
+    float sums[4];
+    vf_sum4(v, v, v, v, sums);
+    return sums[0];
+}
+
+/* Widening and narrowing by name where GCC 12 takes its vector conversions apart. */
+INLINE vu vu_from_u16(vh h)
+{
+#if defined(WEFT_ISA_avx512)
+    return (vu)_mm512_cvtepu16_epi32((__m256i)h);
+#elif defined(WEFT_ISA_avx2)
+    return (vu)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+    return __builtin_convertvector(h, vu);
+#endif
+}
+/* Every lane is below 2^16. */
+INLINE vh vh_from_u32(vu u)
+{
+#if defined(WEFT_ISA_avx512)
+    return (vh)_mm512_cvtepi32_epi16((__m512i)u);
+#elif defined(WEFT_ISA_avx2)
+    __m256i halves = _mm256_packus_epi32((__m256i)u, (__m256i)u);
+    return (vh)_mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08));
+#else
+    return __builtin_convertvector(u, vh);
+#endif
+}
+INLINE vhs vhs_from_i8(vb b)
+{
+#if defined(WEFT_ISA_avx512)
+    return (vhs)_mm256_cvtepi8_epi16((__m128i)b);
+#elif defined(WEFT_ISA_avx2)
+    return (vhs)_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)&b));
+#else
+    return __builtin_convertvector(b, vhs);
+#endif
 }
 
 INLINE vf vf_from_bf16(vh h)
 {
-    return (vf)(__builtin_convertvector(h, vu) << 16);
+    return (vf)(vu_from_u16(h) << 16);
 }
 INLINE vf vf_from_f16(vh h)
 {
@@ -85,7 +135,7 @@ INLINE vf vf_from_f16(vh h)
     return (vf)_mm256_cvtph_ps((__m128i)h);
 #else
     /* exponent and mantissa as a float 2^112 too small; infinity and NaN get their exponent */
-    vu u = __builtin_convertvector(h, vu), magnitude = (u & 0x7fff) << 13;
+    vu u = vu_from_u16(h), magnitude = (u & 0x7fff) << 13;
     vf value = (vf)magnitude * 0x1p112f;
     vi special = magnitude >= (0x7c00u << 13);
     value = vf_select(special, (vf)(magnitude | 0x7f800000u), value);
@@ -95,10 +145,14 @@ INLINE vf vf_from_f16(vh h)
 /* Without NaN: 0x7f and 0xff come out as +-480. The value is 2^-8 of the right one. */
 INLINE vf vf_from_e4m3_small(vb b)
 {
-    vhs wide = __builtin_convertvector(b, vhs);
+    vhs wide = vhs_from_i8(b);
     return vf_from_f16((vh)(wide << 7) & (uint16_t)0xbf80);
 }
 
+INLINE int64_t element_size(weft_dtype dtype)
+{
+    return dtype == WEFT_F32 ? 4 : dtype == WEFT_F8E4M3 ? 1 : 2;
+}
 /* LANES elements of a dtype that is known where this is inlined. fp8: see above. */
 INLINE vf vf_load_as(const void *p, weft_dtype dtype)
 {
@@ -116,7 +170,7 @@ INLINE vf vf_load_as(const void *p, weft_dtype dtype)
 INLINE vf vf_load_part(const void *p, weft_dtype dtype, int64_t count)
 {
     char part[LANES * 4] = {0};
-    memcpy(part, p, (size_t)count * (dtype == WEFT_F32 ? 4 : dtype == WEFT_F8E4M3 ? 1 : 2));
+    memcpy(part, p, (size_t)(count * element_size(dtype)));
     return vf_load_as(part, dtype);
 }
 
