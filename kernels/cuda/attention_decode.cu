@@ -1,156 +1,189 @@
 /* kernels/cuda/attention_decode.cu - attention of few queries over many keys.
  *
- * The rows of a tile are the (query, head) pairs of one request that share a KV head, 16 at most;
- * the keys are cut over blocks (splits) and over the warps of a block, 16 keys at a time. K and V
- * are read once, 16 bytes a lane, straight into the fragments of the tensor cores: for K a lane
- * holds 8 neighbouring dims of one key, for V of four keys, so the inner order is permuted and
- * columns of the output belong to dims 8 g + i. The block of a row that ends last merges the splits. */
+ * The columns of a tile are the (query, head) pairs of one request that share a KV head, 8 or 16 of
+ * them ("rows" of the result); the keys are cut over blocks (splits) and over the warps of a block,
+ * 16 keys at a time. Scores are S = K Q and values O = V^T P, so that K and V are the tensor cores'
+ * first operand. Both are read once, 16 bytes a lane, straight into its fragments: for K a lane holds
+ * 8 neighbouring dims of two keys, for V of four keys, so the inner order is permuted and rows g and
+ * g + 8 of output tile (h, t) are dims 64 h + 8 g + 2 t and the next. The block of an item that ends
+ * last merges the splits. */
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace weft {
 
-enum { ROWS = 16, DEC_WARPS = 4, DEC_THREADS = DEC_WARPS * 32, KEYS = 16, MAX_SPLITS = 128 };
+enum { DEC_WARPS = 4, DEC_THREADS = DEC_WARPS * 32, KEYS = 16, MAX_SPLITS = 128, PAD = 2 };
 
 struct Split {
-    float *partial; /* (item, split, ROWS, dim_v): sums of values, not yet divided */
-    float2 *stats;  /* (item, split, ROWS): largest score (base 2), sum */
+    float *partial; /* (item, split, rows of a tile, dim_v): sums of values, not yet divided */
+    float2 *stats;  /* (item, split, rows of a tile): largest score (base 2), sum */
     unsigned *counters;
     int splits, row_tiles;
 };
 
 static constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
 
-/* Where 16 keys from `key` (a multiple of 16) lie: rows at base + i * stride. */
-__device__ __forceinline__ int64_t tile_row(const weft_attention_args &a, int r, int g, int key, int64_t block, int64_t stride, int dim)
+/* 16 bytes past the L1, or zeros. */
+__device__ __forceinline__ uint4 read16(const void *p, bool in)
 {
-    if (a.keys == WEFT_KEYS_NEW) return (int64_t)(a.query_start_loc[r] + key) * stride + (int64_t)g * dim;
-    const int page = (int)a.pages.page_size;
-    return ((block * a.num_kv_heads + g) * page + key % page) * dim;
+    uint4 v;
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
+                 "@p ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+                 : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+                 : "l"(p), "r"((int)in));
+    return v;
+}
+/* The 8 x 8 matrix of 16-bit elements that a warp holds, transposed. */
+__device__ __forceinline__ uint32_t turned(uint32_t x)
+{
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(x) : "r"(x));
+    return x;
 }
 
-template <class T, int DIM> struct Rows {
-    uint32_t q[DIM / 32][8]; /* per 32 dims: A of two products */
-    float out[DIM / 64][8][4];
-    float max[2], sum[2];
-    int low[2], high[2];
+/* What a lane carries along the keys. NT: groups of 8 rows; lanes hold rows 2q, 2q + 1 of each. */
+template <int DIM, int NT> struct Rows {
+    uint4 q[NT][DIM / 32];
+    float out[NT][DIM / 16][4];
+    float max[NT][2], sum[NT][2]; /* sums: of this lane's keys */
+    int low[NT][2], high[NT][2];
 };
 
-/* One tile of 16 keys. k, v: row of key `key`; last: the last key that may be read. */
+/* Two keys' dims of a lane. k: row of the tile's first key; left: keys from there that may be read. */
 template <class T, int DIM>
-__device__ __forceinline__ void attend_tile(Rows<T, DIM> &s, const T *k, const T *v, int64_t k_stride, int64_t v_stride, int dim, int dim_v,
-                                            int key, int last, bool masked, float scale)
+__device__ __forceinline__ void read_keys(uint4 (&f)[2][DIM / 32], const T *k, int64_t stride, int dim, int left)
 {
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    uint4 kf[2][DIM / 32], vf[DIM / 64][4];
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        const T *row = k + min(8 * j + g, last - key) * k_stride;
+        const T *row = k + min(8 * j + g, left - 1) * stride + 8 * q;
 #pragma unroll
-        for (int c = 0; c < DIM / 32; c++)
-            kf[j][c] = 32 * c + 8 * q < dim ? *(const uint4 *)(row + 32 * c + 8 * q) : make_uint4(0, 0, 0, 0);
+        for (int c = 0; c < DIM / 32; c++) f[j][c] = read16(row + 32 * c, 32 * c + 8 * q < dim);
     }
+}
+template <class T, int DIM>
+__device__ __forceinline__ void read_values(uint4 (&f)[DIM / 64][4], const T *v, int64_t stride, int dim, int left)
+{
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const T *row = v + min(2 * q + (i & 1) + (i & 2) * 4, last - key) * v_stride;
+        const T *row = v + min(2 * q + (i & 1) + (i & 2) * 4, left - 1) * stride + 8 * g;
 #pragma unroll
-        for (int h = 0; h < DIM / 64; h++) vf[h][i] = 64 * h + 8 * g < dim_v ? *(const uint4 *)(row + 64 * h + 8 * g) : make_uint4(0, 0, 0, 0);
+        for (int h = 0; h < DIM / 64; h++) f[h][i] = read16(row + 64 * h, 64 * h + 8 * g < dim);
     }
-    float p[2][4] = {};
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int c = 0; c < DIM / 32; c++) {
-            mma<T>(p[j], s.q[c][0], s.q[c][1], s.q[c][2], s.q[c][3], kf[j][c].x, kf[j][c].y);
-            mma<T>(p[j], s.q[c][4], s.q[c][5], s.q[c][6], s.q[c][7], kf[j][c].z, kf[j][c].w);
-        }
-    float top[2] = {s.max[0], s.max[1]}, ratio[2];
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int column = key + 8 * j + 2 * q + (i & 1), half = i / 2;
-            p[j][i] *= scale;
-            if (masked && (column < s.low[half] || column >= s.high[half])) p[j][i] = minus_inf();
-            top[half] = fmaxf(top[half], p[j][i]);
-        }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        top[half] = fmaxf(top[half], __shfl_xor_sync(~0u, top[half], 1));
-        top[half] = fmaxf(top[half], __shfl_xor_sync(~0u, top[half], 2));
-        const float base = top[half] == minus_inf() ? 0.0f : top[half];
-        ratio[half] = exp2f(s.max[half] - base);
-        s.max[half] = top[half];
-        s.sum[half] *= ratio[half];
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int i = 2 * half; i < 2 * half + 2; i++) {
-                p[j][i] = exp2f(p[j][i] - base);
-                s.sum[half] += p[j][i];
-            }
-    }
-    const uint32_t a0 = pair<T>(p[0][0], p[0][1]), a1 = pair<T>(p[0][2], p[0][3]);
-    const uint32_t a2 = pair<T>(p[1][0], p[1][1]), a3 = pair<T>(p[1][2], p[1][3]);
-#pragma unroll
-    for (int h = 0; h < DIM / 64; h++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const uint32_t v0 = (&vf[h][0].x)[i / 2], v1 = (&vf[h][1].x)[i / 2], v2 = (&vf[h][2].x)[i / 2], v3 = (&vf[h][3].x)[i / 2];
-            const uint32_t pick = i % 2 == 0 ? 0x5410u : 0x7632u;
-            float(&o)[4] = s.out[h][i];
-            o[0] *= ratio[0], o[1] *= ratio[0], o[2] *= ratio[1], o[3] *= ratio[1];
-            mma<T>(o, a0, a1, a2, a3, __byte_perm(v0, v1, pick), __byte_perm(v2, v3, pick));
-        }
 }
 
-/* Adds up the warps of the block: out[ROWS][DIM] in shared memory, and max and sum of each row. */
-template <class T, int DIM>
-__device__ static void join_warps(Rows<T, DIM> &s, float (&out)[ROWS][DIM], float2 (&stats)[DEC_WARPS][ROWS], float (&row_max)[ROWS],
-                                  float (&row_sum)[ROWS])
+template <class T, int DIM, int NT>
+__device__ __forceinline__ void score(float (&p)[NT][4], const Rows<DIM, NT> &s, const uint4 (&k)[2][DIM / 32])
+{
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        p[n][0] = p[n][1] = p[n][2] = p[n][3] = 0.0f;
+#pragma unroll
+        for (int c = 0; c < DIM / 32; c++) {
+            mma<T>(p[n], k[0][c].x, k[1][c].x, k[0][c].y, k[1][c].y, s.q[n][c].x, s.q[n][c].y);
+            mma<T>(p[n], k[0][c].z, k[1][c].z, k[0][c].w, k[1][c].w, s.q[n][c].z, s.q[n][c].w);
+        }
+    }
+}
+
+/* Scores of 16 keys from `key` into weights; adds up the values. */
+template <class T, int DIM, int NT>
+__device__ __forceinline__ void weigh(Rows<DIM, NT> &s, float (&p)[NT][4], const uint4 (&v)[DIM / 64][4], int key, bool masked, float scale)
+{
+    const int g = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        float ratio[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float &x0 = p[n][e], &x1 = p[n][2 + e]; /* keys g and g + 8 of row 2q + e */
+            x0 *= scale, x1 *= scale;
+            if (masked) {
+                const int k0 = key + g, k1 = k0 + 8;
+                if (k0 < s.low[n][e] || k0 >= s.high[n][e]) x0 = minus_inf();
+                if (k1 < s.low[n][e] || k1 >= s.high[n][e]) x1 = minus_inf();
+            }
+            float top = fmaxf(s.max[n][e], fmaxf(x0, x1));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 4));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 8));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 16));
+            const float base = top == minus_inf() ? 0.0f : top;
+            ratio[e] = exp2f(s.max[n][e] - base);
+            s.max[n][e] = top;
+            x0 = exp2f(x0 - base), x1 = exp2f(x1 - base);
+            s.sum[n][e] = s.sum[n][e] * ratio[e] + x0 + x1;
+        }
+        const uint32_t b0 = turned(pair<T>(p[n][0], p[n][1])), b1 = turned(pair<T>(p[n][2], p[n][3]));
+#pragma unroll
+        for (int h = 0; h < DIM / 64; h++)
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                const uint32_t v0 = (&v[h][0].x)[t], v1 = (&v[h][1].x)[t], v2 = (&v[h][2].x)[t], v3 = (&v[h][3].x)[t];
+                float(&o)[4] = s.out[n][4 * h + t];
+                o[0] *= ratio[0], o[1] *= ratio[1], o[2] *= ratio[0], o[3] *= ratio[1];
+                mma<T>(o, __byte_perm(v0, v1, 0x5410), __byte_perm(v0, v1, 0x7632), __byte_perm(v2, v3, 0x5410), __byte_perm(v2, v3, 0x7632), b0, b1);
+            }
+    }
+}
+
+/* Sums of the block's warps, in shared memory. */
+template <int DIM, int NT> struct Joined {
+    float out[DEC_WARPS][8 * NT][DIM + PAD];
+    float2 stats[DEC_WARPS][8 * NT];
+};
+
+template <int DIM, int NT> __device__ __forceinline__ void put_warp(Joined<DIM, NT> &to, Rows<DIM, NT> &s, int rows)
 {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        s.sum[half] += __shfl_xor_sync(~0u, s.sum[half], 1);
-        s.sum[half] += __shfl_xor_sync(~0u, s.sum[half], 2);
-        if (q == 0) stats[warp][g + 8 * half] = make_float2(s.max[half], s.sum[half]);
-    }
-    __syncthreads();
-    float weight[2];
+    for (int n = 0; n < NT; n++)
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float max = minus_inf(), sum = 0.0f;
-        for (int w = 0; w < DEC_WARPS; w++) max = fmaxf(max, stats[w][g + 8 * half].x);
-        const float base = max == minus_inf() ? 0.0f : max;
-        for (int w = 0; w < DEC_WARPS; w++) sum += exp2f(stats[w][g + 8 * half].x - base) * stats[w][g + 8 * half].y;
-        weight[half] = exp2f(s.max[half] - base);
-        if (warp == 0 && q == 0) row_max[g + 8 * half] = max, row_sum[g + 8 * half] = sum;
-    }
+        for (int e = 0; e < 2; e++) {
+            const int row = 8 * n + 2 * q + e;
+            float sum = s.sum[n][e];
+            sum += __shfl_xor_sync(~0u, sum, 4);
+            sum += __shfl_xor_sync(~0u, sum, 8);
+            sum += __shfl_xor_sync(~0u, sum, 16);
+            if (g == 0) to.stats[warp][row] = make_float2(s.max[n][e], sum);
+            if (row >= rows) continue;
+#pragma unroll
+            for (int i = 0; i < DIM / 16; i++)
+                *(float2 *)&to.out[warp][row][64 * (i / 4) + 8 * g + 2 * (i % 4)] = make_float2(s.out[n][i][e], s.out[n][i][2 + e]);
+        }
+}
+/* A row's largest score and sum over the warps, and what each warp's values weigh. */
+template <int DIM, int NT> __device__ __forceinline__ float2 row_stats(const Joined<DIM, NT> &j, int row, float (&weight)[DEC_WARPS])
+{
+    float max = minus_inf(), sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < DEC_WARPS; w++) max = fmaxf(max, j.stats[w][row].x);
+    const float base = max == minus_inf() ? 0.0f : max;
+#pragma unroll
     for (int w = 0; w < DEC_WARPS; w++) {
-        if (warp == w)
-#pragma unroll
-            for (int h = 0; h < DIM / 64; h++)
-#pragma unroll
-                for (int i = 0; i < 8; i++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        float &to = out[g + 8 * (e / 2)][64 * h + 8 * (2 * q + e % 2) + i];
-                        const float value = s.out[h][i][e] * weight[e / 2];
-                        to = w == 0 ? value : to + value;
-                    }
-        __syncthreads();
+        weight[w] = exp2f(j.stats[w][row].x - base);
+        sum += weight[w] * j.stats[w][row].y;
     }
+    return make_float2(max, sum);
+}
+template <int DIM, int NT> __device__ __forceinline__ float2 row_values(const Joined<DIM, NT> &j, int row, int d, const float (&weight)[DEC_WARPS])
+{
+    float2 y = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int w = 0; w < DEC_WARPS; w++) {
+        const float2 v = *(const float2 *)&j.out[w][row][d];
+        y.x += weight[w] * v.x, y.y += weight[w] * v.y;
+    }
+    return y;
 }
 
 struct Place { /* of the rows of this block */
     int first_token, first_head, heads, row0, rows;
 };
 
-template <class T> __device__ __forceinline__ void put(const weft_attention_args &a, const Place &p, int row, int i, float value)
+template <class T> __device__ __forceinline__ void put(const weft_attention_args &a, const Place &p, int row, int d, float x, float y)
 {
     const int64_t t = p.first_token + (p.row0 + row) / p.heads, h = p.first_head + (p.row0 + row) % p.heads;
-    ((T *)a.out)[t * a.out_stride + h * a.head_dim_v + i] = narrow<T>(value);
+    *(uint32_t *)((T *)a.out + t * a.out_stride + h * a.head_dim_v + d) = pair<T>(x, y);
 }
 __device__ __forceinline__ void put_lse(const weft_attention_args &a, const Place &p, int row, float max, float sum)
 {
@@ -158,45 +191,78 @@ __device__ __forceinline__ void put_lse(const weft_attention_args &a, const Plac
     if (a.lse != nullptr) a.lse[t * a.num_heads + h] = sum == 0.0f ? minus_inf() : (max + log2f(sum)) * ln_2;
 }
 
-/* The last block of an item: all its splits together. weights: shared, (splits, ROWS). */
-template <class T, int DIM>
-__device__ static void merge_splits(const weft_attention_args &a, const Split &split, const Place &p, int64_t item, int splits, float *weights,
-                                    float (&row_sum)[ROWS])
+/* The last block of an item: all its splits together. weights: shared, (splits, R); sums: (R). */
+template <class T, int R>
+__device__ __forceinline__ void merge_splits(const weft_attention_args &a, const Split &split, const Place &p, int64_t item, int splits,
+                                             float *weights, float *sums)
 {
-    const float2 *stats = split.stats + item * split.splits * ROWS;
-    const float *partial = split.partial + item * split.splits * ROWS * a.head_dim_v;
+    const float2 *stats = split.stats + item * split.splits * R;
+    const float *partial = split.partial + item * split.splits * R * a.head_dim_v;
+    const int lane = threadIdx.x % 32, fours = a.head_dim_v / 4;
     for (int row = threadIdx.x / 32; row < p.rows; row += DEC_WARPS) {
-        const int lane = threadIdx.x % 32;
         float max = minus_inf(), sum = 0.0f;
-        for (int s = lane; s < splits; s += 32) max = fmaxf(max, __ldcg(&stats[s * ROWS + row]).x);
+        for (int s = lane; s < splits; s += 32) max = fmaxf(max, __ldcg(&stats[s * R + row]).x);
         for (int d = 16; d > 0; d /= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, d));
         const float base = max == minus_inf() ? 0.0f : max;
         for (int s = lane; s < splits; s += 32) {
-            const float2 own = __ldcg(&stats[s * ROWS + row]);
+            const float2 own = __ldcg(&stats[s * R + row]);
             const float weight = exp2f(own.x - base);
-            weights[s * ROWS + row] = weight;
+            weights[s * R + row] = weight;
             sum += weight * own.y;
         }
         sum = warp_sum(sum);
         if (lane == 0) {
-            row_sum[row] = sum;
+            sums[row] = sum;
             put_lse(a, p, row, max, sum);
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < p.rows * a.head_dim_v; i += DEC_THREADS) {
-        const int row = i / a.head_dim_v, d = i % a.head_dim_v;
-        float y = 0.0f;
+    for (int i = threadIdx.x; i < p.rows * fours; i += DEC_THREADS) {
+        const int row = i / fours, d = i % fours * 4;
+        float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 8
-        for (int s = 0; s < splits; s++) y += weights[s * ROWS + row] * __ldcg(&partial[(s * ROWS + row) * a.head_dim_v + d]);
-        put<T>(a, p, row, d, row_sum[row] == 0.0f ? 0.0f : y / row_sum[row]);
+        for (int s = 0; s < splits; s++) {
+            const float4 v = __ldcg((const float4 *)&partial[(s * R + row) * a.head_dim_v + d]);
+            const float w = weights[s * R + row];
+            y.x += w * v.x, y.y += w * v.y, y.z += w * v.z, y.w += w * v.w;
+        }
+        const float by = sums[row] == 0.0f ? 0.0f : 1.0f / sums[row];
+        put<T>(a, p, row, d, y.x * by, y.y * by);
+        put<T>(a, p, row, d + 2, y.z * by, y.w * by);
     }
 }
 
-template <class T, int DIM> __global__ void __launch_bounds__(DEC_THREADS, DIM == 64 ? 4 : 3) decode(const weft_attention_args a, const Split split)
+/* The keys of a split in pages (or in this step's tensors), tile by tile of one warp. */
+struct Walk {
+    const int32_t *table;
+    int entry, offset, entry_step, offset_step, page;
+    __device__ __forceinline__ void begin(const weft_attention_args &a, int r, int key, int step)
+    {
+        page = a.keys == WEFT_KEYS_NEW ? INT32_MAX : (int)a.pages.page_size;
+        table = a.pages.block_table + r * a.pages.block_table_stride;
+        entry = key / page, offset = key % page;
+        entry_step = step / page, offset_step = step % page;
+    }
+    __device__ __forceinline__ void advance()
+    {
+        entry += entry_step, offset += offset_step;
+        if (offset >= page) offset -= page, entry++;
+    }
+    /* Row of the tile's first key, counted in rows of k and v; -1 where there is no block. */
+    __device__ __forceinline__ int64_t row(const weft_attention_args &a, int g, int64_t first_token) const
+    {
+        if (a.keys == WEFT_KEYS_NEW) return first_token + offset;
+        const int64_t block = table[entry];
+        return block < 0 ? -1 : (block * a.num_kv_heads + g) * page + offset;
+    }
+};
+
+template <class T, int DIM, int NT>
+__global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const weft_attention_args a, const Split split)
 {
-    __shared__ float out[ROWS][DIM], row_max[ROWS], row_sum[ROWS];
-    __shared__ float2 stats[DEC_WARPS][ROWS];
+    constexpr int R = 8 * NT, STEP = KEYS * DEC_WARPS;
+    __shared__ Joined<DIM, NT> joined;
+    __shared__ float weights[MAX_SPLITS * R], sums[R];
     __shared__ bool last_block;
     dependency_wait();
     const int tile = blockIdx.x % split.row_tiles, part = blockIdx.x / split.row_tiles, kv_head = blockIdx.y, r = blockIdx.z;
@@ -208,95 +274,105 @@ template <class T, int DIM> __global__ void __launch_bounds__(DEC_THREADS, DIM =
     Place p;
     p.heads = heads_of(a, kv_head, p.first_head);
     p.first_token = a.query_start_loc[r];
-    p.row0 = tile * ROWS;
-    const int all_rows = p.heads * (a.query_start_loc[r + 1] - p.first_token);
-    p.rows = min(ROWS, all_rows - p.row0);
+    p.row0 = tile * R;
+    p.rows = min(R, p.heads * (a.query_start_loc[r + 1] - p.first_token) - p.row0);
     if (p.rows <= 0) return;
     const KeyRange keys = keys_of(a, r);
-    Rows<T, DIM> s;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = p.row0 + min(g + 8 * half, p.rows - 1);
-        visible(a, keys, row / p.heads, s.low[half], s.high[half]);
-        s.max[half] = minus_inf();
-        s.sum[half] = 0.0f;
-        const bool real = g + 8 * half < p.rows;
-        const T *from = (const T *)a.q + (int64_t)(p.first_token + row / p.heads) * a.q_stride + (int64_t)(p.first_head + row % p.heads) * a.head_dim;
-#pragma unroll
-        for (int c = 0; c < DIM / 32; c++) {
-            const uint4 v = real && 32 * c + 8 * q < a.head_dim ? *(const uint4 *)(from + 32 * c + 8 * q) : make_uint4(0, 0, 0, 0);
-            s.q[c][half] = v.x, s.q[c][2 + half] = v.y, s.q[c][4 + half] = v.z, s.q[c][6 + half] = v.w;
-        }
-    }
-#pragma unroll
-    for (int h = 0; h < DIM / 64; h++)
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) s.out[h][i][e] = 0.0f;
 
     /* Keys of all rows of the block, then of this split: whole tiles of every warp. */
     int low, high, low_last, high_first;
     visible(a, keys, p.row0 / p.heads, low, high_first);
     visible(a, keys, (p.row0 + p.rows - 1) / p.heads, low_last, high);
     low = low / KEYS * KEYS;
-    const int step = KEYS * DEC_WARPS, total = max(0, high - low), tiles = (total + step - 1) / step;
-    const int per = max(1, (tiles + split.splits - 1) / split.splits) * step, splits = max(1, (total + per - 1) / per);
+    const int total = max(0, high - low), tiles = (total + STEP - 1) / STEP;
+    const int per = max(1, (tiles + split.splits - 1) / split.splits) * STEP, splits = max(1, (total + per - 1) / per);
     if (part >= splits) return;
     const int begin = low + part * per, end = min(high, begin + per);
-    const float scale = a.scale * log2_e;
-    const int64_t k_stride = a.keys == WEFT_KEYS_NEW ? a.k_stride : a.head_dim, v_stride = a.keys == WEFT_KEYS_NEW ? a.v_stride : a.head_dim_v;
-    const int32_t *table = a.pages.block_table + r * a.pages.block_table_stride;
-    const int page = (int)a.pages.page_size;
-    const bool paged = a.keys != WEFT_KEYS_NEW;
-    int64_t block = paged && begin + warp * KEYS < end ? table[(begin + warp * KEYS) / page] : 0;
-    for (int key = begin + warp * KEYS; key < end; key += step) {
-        const int64_t here = block;
-        if (paged && key + step < end) block = table[(key + step) / page];
-        if (here < 0) continue;
-        const bool masked = key < low_last || key + KEYS > high_first;
-        attend_tile<T, DIM>(s, (const T *)a.k + tile_row(a, r, kv_head, key, here, k_stride, a.head_dim),
-                            (const T *)a.v + tile_row(a, r, kv_head, key, here, v_stride, a.head_dim_v), k_stride, v_stride, a.head_dim,
-                            a.head_dim_v, key, end - 1, masked, scale);
-    }
-    join_warps<T, DIM>(s, out, stats, row_max, row_sum);
-    if (splits == 1) {
-        for (int i = threadIdx.x; i < p.rows * a.head_dim_v; i += DEC_THREADS) {
-            const int row = i / a.head_dim_v, d = i % a.head_dim_v;
-            put<T>(a, p, row, d, row_sum[row] == 0.0f ? 0.0f : out[row][d] / row_sum[row]);
+
+    const bool fresh = a.keys == WEFT_KEYS_NEW;
+    const int64_t k_stride = fresh ? a.k_stride : a.head_dim, v_stride = fresh ? a.v_stride : a.head_dim_v;
+    const T *k = (const T *)a.k + (fresh ? kv_head * a.head_dim : 0), *v = (const T *)a.v + (fresh ? kv_head * a.head_dim_v : 0);
+    int key = begin + warp * KEYS;
+    Walk walk;
+    walk.begin(a, r, key, STEP);
+    int64_t row = key < end ? walk.row(a, kv_head, p.first_token) : -1;
+    uint4 kf[2][DIM / 32];
+    if (row >= 0) read_keys<T, DIM>(kf, k + row * k_stride, k_stride, a.head_dim, end - key);
+
+    Rows<DIM, NT> s;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        const int mine = 8 * n + g, real = p.row0 + min(mine, p.rows - 1);
+        const T *from = (const T *)a.q + (int64_t)(p.first_token + real / p.heads) * a.q_stride + (int64_t)(p.first_head + real % p.heads) * a.head_dim;
+#pragma unroll
+        for (int c = 0; c < DIM / 32; c++) s.q[n][c] = read16(from + 32 * c + 8 * q, mine < p.rows && 32 * c + 8 * q < a.head_dim);
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            visible(a, keys, (p.row0 + min(8 * n + 2 * q + e, p.rows - 1)) / p.heads, s.low[n][e], s.high[n][e]);
+            s.max[n][e] = minus_inf();
+            s.sum[n][e] = 0.0f;
         }
-        if (threadIdx.x < p.rows) put_lse(a, p, threadIdx.x, row_max[threadIdx.x], row_sum[threadIdx.x]);
-        return;
+#pragma unroll
+        for (int i = 0; i < DIM / 16; i++) s.out[n][i][0] = s.out[n][i][1] = s.out[n][i][2] = s.out[n][i][3] = 0.0f;
     }
-    const int64_t item = ((int64_t)r * gridDim.y + kv_head) * split.row_tiles + tile, at = (item * split.splits + part) * ROWS;
-    for (int i = threadIdx.x; i < p.rows * a.head_dim_v; i += DEC_THREADS)
-        split.partial[at * a.head_dim_v + i] = out[i / a.head_dim_v][i % a.head_dim_v];
-    if (threadIdx.x < p.rows) split.stats[at + threadIdx.x] = make_float2(row_max[threadIdx.x], row_sum[threadIdx.x]);
+    const float scale = a.scale * log2_e;
+    while (key < end) {
+        const int64_t here = row;
+        const int next = key + STEP;
+        walk.advance();
+        row = next < end ? walk.row(a, kv_head, p.first_token) : -1;
+        uint4 vf[DIM / 64][4];
+        float scores[NT][4];
+        if (here >= 0) {
+            read_values<T, DIM>(vf, v + here * v_stride, v_stride, a.head_dim_v, end - key);
+            score<T, DIM, NT>(scores, s, kf);
+        }
+        if (row >= 0) read_keys<T, DIM>(kf, k + row * k_stride, k_stride, a.head_dim, end - next);
+        if (here >= 0) weigh<T, DIM, NT>(s, scores, vf, key, key < low_last || key + KEYS > high_first, scale);
+        key = next;
+    }
+    put_warp<DIM, NT>(joined, s, p.rows);
+    __syncthreads();
+    const int64_t item = ((int64_t)r * gridDim.y + kv_head) * split.row_tiles + tile, at = (item * split.splits + part) * R;
+    const int twos = a.head_dim_v / 2;
+    for (int i = threadIdx.x; i < p.rows * twos; i += DEC_THREADS) {
+        const int mine = i / twos, d = i % twos * 2;
+        float weight[DEC_WARPS];
+        const float2 stats = row_stats<DIM, NT>(joined, mine, weight), y = row_values<DIM, NT>(joined, mine, d, weight);
+        if (splits > 1) {
+            *(float2 *)&split.partial[(at + mine) * a.head_dim_v + d] = y;
+            if (d == 0) split.stats[at + mine] = stats;
+        } else {
+            const float by = stats.y == 0.0f ? 0.0f : 1.0f / stats.y;
+            put<T>(a, p, mine, d, y.x * by, y.y * by);
+            if (d == 0) put_lse(a, p, mine, stats.x, stats.y);
+        }
+    }
+    if (splits == 1) return;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) last_block = atomicAdd(&split.counters[item], 1) == (unsigned)splits - 1;
     __syncthreads();
     if (!last_block) return;
     __threadfence();
-    __shared__ float weights[MAX_SPLITS * ROWS];
-    merge_splits<T, DIM>(a, split, p, item, splits, weights, row_sum);
+    merge_splits<T, R>(a, split, p, item, splits, weights, sums);
     if (threadIdx.x == 0) split.counters[item] = 0;
 }
 
 bool attention_mma_fits(const weft_attention_args *a)
 {
-    if (a->dtype == WEFT_F32 || a->dtype != a->kv_dtype || a->head_dim > 128 || a->head_dim_v > 128) return false;
-    if ((a->head_dim | a->head_dim_v) % 8 != 0 || a->q_stride % 8 != 0 || !aligned(a->q, 16) || !aligned(a->k, 16) || !aligned(a->v, 16))
+    if (!(a->scale > 0.0f) || a->dtype == WEFT_F32 || a->dtype != a->kv_dtype || a->head_dim > 128 || a->head_dim_v > 128) return false;
+    if ((a->head_dim | a->head_dim_v) % 8 != 0 || a->q_stride % 8 != 0 || a->out_stride % 2 != 0 || !aligned(a->out, 4) || !aligned(a->q, 16) || !aligned(a->k, 16) || !aligned(a->v, 16))
         return false;
     if (a->keys == WEFT_KEYS_NEW) return (a->k_stride | a->v_stride) % 8 == 0;
     return a->pages.page_size % KEYS == 0 && a->pages.page_size < INT32_MAX;
 }
 
 /* How many splits fill the machine: whole waves of blocks, as few as do. */
-static int splits_for(const weft_attention_args *a, int64_t items, int64_t seq_len, int blocks_per_sm)
+static int splits_for(const weft_attention_args *a, int64_t items, int64_t seq_len, int rows, int blocks_per_sm)
 {
     if (a->cuda == NULL || items > COUNTERS) return 1;
-    const size_t room = a->cuda->workspace_bytes / ((size_t)items * ROWS * ((size_t)a->head_dim_v * 4 + sizeof(float2)));
+    const size_t room = a->cuda->workspace_bytes / ((size_t)items * (size_t)rows * ((size_t)a->head_dim_v * 4 + sizeof(float2)));
     const int64_t slots = (int64_t)a->cuda->sms * blocks_per_sm;
     const int64_t limit = least(least(MAX_SPLITS, (int64_t)room), div_up(seq_len, KEYS * DEC_WARPS));
     int64_t best = 1;
@@ -310,28 +386,38 @@ static int splits_for(const weft_attention_args *a, int64_t items, int64_t seq_l
     return (int)best;
 }
 
-void attention_decode(const weft_attention_args *a, int64_t query_len, void *stream)
+template <class T, int DIM, int NT> static void launch_decode(const weft_attention_args *a, int64_t query_len, int64_t seq_len, void *stream)
 {
     Split split = {};
-    split.row_tiles = (int)div_up(query_len * least(a->group_size, a->num_heads), ROWS);
+    split.row_tiles = (int)div_up(query_len * least(a->group_size, a->num_heads), 8 * NT);
     const int64_t items = a->requests * a->num_kv_heads * split.row_tiles;
+    split.splits = splits_for(a, items, seq_len, 8 * NT, NT == 1 ? 3 : 2);
+    if (a->cuda != NULL) {
+        split.counters = a->cuda->counters;
+        split.stats = (float2 *)a->cuda->workspace;
+        split.partial = (float *)(split.stats + items * split.splits * 8 * NT);
+    }
+    const dim3 grid((unsigned)(split.row_tiles * split.splits), (unsigned)a->num_kv_heads, (unsigned)a->requests + 1);
+    launch(decode<T, DIM, NT>, grid, DEC_THREADS, 0, stream, *a, split);
+}
+
+void attention_decode(const weft_attention_args *a, int64_t query_len, void *stream)
+{
     int64_t seq_len = a->max_seq_len;
     if (a->keys == WEFT_KEYS_NEW) seq_len = query_len;
     else if (seq_len == 0) seq_len = a->pages.block_table_stride * a->pages.page_size;
     else seq_len = div_up(seq_len, a->pages.context_size) + a->pages.interleave;
     if (a->window > 0) seq_len = least(seq_len, a->window + query_len);
-    const bool small = a->head_dim <= 64 && a->head_dim_v <= 64;
-    split.splits = splits_for(a, items, seq_len, small ? 4 : 3);
-    if (a->cuda != NULL) {
-        split.counters = a->cuda->counters;
-        split.stats = (float2 *)a->cuda->workspace;
-        split.partial = (float *)(split.stats + items * split.splits * ROWS);
-    }
-    const dim3 grid((unsigned)(split.row_tiles * split.splits), (unsigned)a->num_kv_heads, (unsigned)a->requests + 1);
-    void (*kernel)(const weft_attention_args, const Split);
-    if (a->dtype == WEFT_BF16) kernel = small ? decode<bf16, 64> : decode<bf16, 128>;
-    else kernel = small ? decode<__half, 64> : decode<__half, 128>;
-    launch(kernel, grid, DEC_THREADS, 0, stream, *a, split);
+    const bool small = a->head_dim <= 64 && a->head_dim_v <= 64, eight = query_len * least(a->group_size, a->num_heads) <= 8;
+    auto run = [&](auto tag) {
+        using T = decltype(tag);
+        if (small && eight) launch_decode<T, 64, 1>(a, query_len, seq_len, stream);
+        else if (small) launch_decode<T, 64, 2>(a, query_len, seq_len, stream);
+        else if (eight) launch_decode<T, 128, 1>(a, query_len, seq_len, stream);
+        else launch_decode<T, 128, 2>(a, query_len, seq_len, stream);
+    };
+    if (a->dtype == WEFT_BF16) run(bf16());
+    else run(__half());
 }
 
 } // namespace weft

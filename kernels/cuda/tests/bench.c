@@ -147,22 +147,22 @@ void bench_line(const char *name, double us, double bytes, double flop)
     fflush(stdout);
 }
 
-struct copy { char *from, *to; size_t bytes; };
-static weft_status copy(void *context, int i, void *stream)
-{
-    struct copy *c = context;
-    return cudaMemcpyAsync(c->to, c->from, c->bytes, cudaMemcpyDeviceToDevice, stream) == cudaSuccess ? WEFT_OK
-                                                                                                      : weft_fail(WEFT_CUDA, "copy");
-}
+static weft_status copy(void *context, int i, void *stream) { return weft_gather_rows_cuda(context, stream); }
 static weft_status product(void *context, int i, void *stream) { return weft_linear_cuda(context, stream); }
 
 static void ceilings(void)
 {
-    struct copy c = {.bytes = (size_t)2 << 30};
-    c.from = bench_random((int64_t)c.bytes / 2, WEFT_BF16, 1), c.to = take(c.bytes);
+    enum { ROWS = 65536, COLS = 16384 };
+    weft_gather_rows_args c = {.count = ROWS, .cols = COLS, .x_stride = COLS, .y_stride = COLS, .x_rows = ROWS, .dtype = WEFT_BF16};
+    int32_t *rows = malloc(ROWS * sizeof *rows);
+    for (int i = 0; i < ROWS; i++) rows[i] = i;
+    c.x = bench_random((int64_t)ROWS * COLS, WEFT_BF16, 1), c.y = take((size_t)ROWS * COLS * 2);
+    c.indices = bench_upload(rows, ROWS * sizeof *rows);
+    free(rows);
+    const double bytes = 2.0 * ROWS * COLS * 2;
     double us = bench_us(copy, &c, 2);
-    bench_line("device copy, 2 GiB", us, 2.0 * (double)c.bytes, 0);
-    bench_copy_rate = 2.0 * (double)c.bytes / us * 1e6;
+    bench_line("device copy, 2 GiB", us, bytes, 0);
+    bench_copy_rate = bytes / us * 1e6;
     bench_free_all();
     int64_t n = 8192;
     weft_linear_args a = {.tokens = n, .n = n, .k = n, .x_stride = n, .w_stride = n, .y_stride = n, .x_dtype = WEFT_BF16,

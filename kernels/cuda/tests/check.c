@@ -16,6 +16,13 @@ static struct entry {
 static int entries;
 static struct entry *current;
 
+weft_pool *check_pool(void)
+{
+    static weft_pool *pool;
+    if (pool == NULL && weft_pool_create(&pool, weft_cpu_cores(), 1) != WEFT_OK) pool = NULL;
+    return pool;
+}
+
 static void fail(const char *what)
 {
     current->failures++;

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { ARENA = 192 << 20 };
+enum { ARENA = 640 << 20 };
 
 static char *host, *device, *back;
 static size_t used;
