@@ -33,7 +33,7 @@ end
 
 local function compute_dtype(options, cfg)
   local dtype = options.dtype or "auto"
-  if dtype == "auto" then dtype = cfg.dtype or "float32" end
+  if dtype == "auto" then dtype = cfg.dtype or (cfg.quantization and "bfloat16") or "float32" end
   return dtype
 end
 

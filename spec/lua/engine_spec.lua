@@ -136,6 +136,26 @@ describe("engine", function()
     e:close()
   end)
 
+  it("goes on behind a callback that fails: its request ends, the others do not", function()
+    local e = engine {}
+    local bad = e:submit { prompt_ids = { 5 }, max_tokens = 5, on_token = function() error "mine" end }
+    local good = e:submit { prompt_ids = { 6 }, max_tokens = 5, ignore_eos = true }
+    assert.error_matches(function() e:run() end, "mine", 1, true)
+    e:run()
+    e:close()
+    assert.equal("error", bad.finish_reason)
+    assert.equal(5, #good.output_ids)
+  end)
+
+  it("leads one world at a time, and takes no field that it does not know", function()
+    local e = engine { tp = 2 }
+    assert.error_matches(function() engine { tp = 2 } end, "leads ranks already", 1, true)
+    assert.error_matches(function() e:submit { prompt = "x", temprature = 1 } end, "unknown field 'temprature'", 1, true)
+    e:close()
+    assert.error_matches(function() e:submit { prompt_ids = { 5 } } end, "the engine is closed", 1, true)
+    assert.error_matches(function() engine { tpx = 2 } end, "weft.engine has no option 'tpx'", 1, true)
+  end)
+
   it("allocates nothing once warm", function()
     local e = engine {}
     e:submit { prompt_ids = { 5, 6, 7 }, max_tokens = 60, ignore_eos = true }
