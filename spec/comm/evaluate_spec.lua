@@ -115,6 +115,7 @@ describe("core.evaluate", function()
         local began = core.now()
         while core.now() - began < 0.2 do core.begin_step() end
       end
+      assert(works())
       press_and_wait()
       local ok, err = core.evaluate(function() while true do core.begin_step() end end)
       local again = works()
@@ -123,6 +124,18 @@ describe("core.evaluate", function()
       return { ok == nil and err.message, again, seen, works() }
     end)
     assert.same({ { "interrupted", true, true, true } }, results)
+  end)
+
+  it("ends all ranks before the first evaluation: they are still starting", function()
+    local old = ffi.C.signal(2, nil)
+    local ok, err = pcall(core.spawn, { ranks = 2, on_interrupt = "evaluate", fn = function()
+      if core.rank().rank == 1 then press() end
+      core.groups.everyone():barrier()
+      while true do core.begin_step() end
+    end })
+    ffi.C.signal(2, old)
+    assert.is_false(ok)
+    assert.equal("interrupted", err.code)
   end)
 
   it("refuses collectives of a rank that evaluates alone, instead of waiting", function()

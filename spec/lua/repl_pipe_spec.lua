@@ -113,6 +113,27 @@ generate { prompt = "Once", max_tokens = 8, stream = false }.text == before
     assert.matches("true\nweft> $", out)
   end)
 
+  it("computes requests that run again after a replan, to the same tokens", function()
+    local code, out, err = repl([[
+function tell(replan)
+  local told
+  engine:submit { prompt = "Once upon a time", max_tokens = 12, on_finish = function(r) told = r.text end }
+  for i = 1, 5 do engine:step() end
+  if replan then model:replan { tensor = 2, attention = { tensor = 1 } } end
+  engine:run()
+  return told
+end
+print(tell(false))
+print(tell(true))
+print(tell(false))
+]], "--model", demo, "-tp", "2", "--dtype", "float32")
+    assert.equal(0, code, err)
+    local first, second, third = out:match "^([^\n]+)\n([^\n]+)\n([^\n]+)\n$"
+    assert.is_true(first ~= nil and #first > 10)
+    assert.equal(first, second)
+    assert.equal(first, third)
+  end)
+
   it("stands engine, requests and bench", function()
     local code, out, err = repl([[
 engine:submit { prompt = "Once upon a time", max_tokens = 5, on_finish = function(r) print(#r.output_ids) end }

@@ -14,7 +14,7 @@
  * outermost. "abort": the first Ctrl-C ends the ranks (code "interrupted"), the second one kills.
  * "flag": it sets what core.interrupted() reads; if nobody has read it by the next one, that one
  * aborts, and the third kills. "evaluate": it ends the core.evaluate that is on, on all ranks, which go
- * on; when they have not come back by the next one, the third kills. Between evaluations it waits for
+ * on (before the first one it ends the ranks); when they have not come back by the next one, the third kills. Between evaluations it waits for
  * the next one, unless core.interrupted() forgets it. */
 #include <poll.h>
 #include <signal.h>

@@ -127,6 +127,7 @@ struct weft_world {
     /* evaluations (settle.c); under the lock, but for the atomics */
     weft__gate settled; /* number of evaluations that all ranks have left */
     int evaluating, arrived;
+    int has_evaluated; /* one has begun: before the first, nothing takes a Ctrl-C back */
     int interrupt_waits; /* Ctrl-C came when no evaluation was on */
     atomic_int left;    /* ranks that ended behind a failure */
     atomic_uint life;   /* grows when a failure was taken back: groups count anew */

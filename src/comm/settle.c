@@ -10,7 +10,7 @@
 void weft_world_begin_evaluation(weft_world *world)
 {
     pthread_mutex_lock(&world->lock);
-    world->evaluating = 1;
+    world->evaluating = world->has_evaluated = 1;
     if (world->interrupt_waits) weft__abort_locked(world, 0, WEFT_INTERRUPTED, "interrupted");
     world->interrupt_waits = 0;
     pthread_mutex_unlock(&world->lock);
@@ -19,8 +19,13 @@ void weft_world_begin_evaluation(weft_world *world)
 int weft_world_interrupt_evaluation(weft_world *world)
 {
     pthread_mutex_lock(&world->lock);
-    if (world->evaluating == 0) world->interrupt_waits = 1;
-    int state = world->evaluating == 0 ? 0 : weft__abort_locked(world, 0, WEFT_INTERRUPTED, "interrupted") ? 1 : 2;
+    int state = 0;
+    if (world->evaluating || !world->has_evaluated) {
+        int first = weft__abort_locked(world, 0, WEFT_INTERRUPTED, "interrupted");
+        state = first && world->evaluating ? 1 : 2;
+    } else {
+        world->interrupt_waits = 1;
+    }
     pthread_mutex_unlock(&world->lock);
     return state;
 }

@@ -51,7 +51,8 @@ typedef struct weft_outcome {
 } weft_outcome;
 
 void weft_world_begin_evaluation(weft_world *world);
-/* Ctrl-C: 0 when no evaluation is on (the next one is interrupted as it begins), 1 when this call interrupted it, 2 when it had failed already. */
+/* Ctrl-C: 0 when no evaluation is on (the next one is interrupted as it begins), 1 when this call interrupted it, 2 when it had
+ * failed already. Before the first evaluation it aborts for good (2): the ranks are still starting. */
 int weft_world_interrupt_evaluation(weft_world *world);
 /* A new prompt: a Ctrl-C of before does not count any more. Returns whether there was one. */
 int weft_world_forget_interrupt(weft_world *world);
