@@ -32,6 +32,7 @@ describe("a hetero attention", function()
     })
     assert.equal(16 * 2 * (8 + 4) * 2, layer:bytes_per_block(16))
     assert.equal(0, layer.cache_bytes)
+    collectgarbage() collectgarbage()
     local before = core.memory().live_bytes
     layer:bind_cache(10, 16)
     assert.equal(10 * layer:bytes_per_block(16), layer.cache_bytes)

@@ -59,7 +59,7 @@ describe("a policy from a plan script", function()
   end)
 
   it("fails in one line when there is no such file, no syntax, no result", function()
-    refuses("cannot read the plan: no/such/plan.lua", policies.from_options, { plan = "no/such/plan.lua" })
+    refuses("cannot read the plan no/such/plan.lua: No such file or directory", policies.from_options, { plan = "no/such/plan.lua" })
     refuses("the plan has a syntax error", policies.from_options, { plan = script "return {" })
     refuses("must return a weft.policy{...}, got nothing", policies.from_options, { plan = script "local x = 1" })
     refuses("failed: ", policies.from_options, { plan = script "error 'no'" })
