@@ -81,6 +81,10 @@ function runtime.check(options)
   local ran, model, name = pcall(runtime.load_model, options, cfg)
   print = shown
   if not ran then error(model, 0) end
+  if models.supports(name, "experts") and not cfg.num_experts then
+    errors.raise { code = "format", message = ("%s: num_local_experts (or num_experts) is missing, and %s has experts")
+      :format(options.model:match "%.json$" and options.model or options.model .. "/config.json", name) }
+  end
   local known = { name = name, supports = models.supports }
   local function refuse(rule)
     local list, flags = require("weft.plan_nearest").list(options, cfg, known, 3), {}

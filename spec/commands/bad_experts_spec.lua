@@ -72,14 +72,4 @@ describe("a checkpoint of experts", function()
     assert.equal(0, code, err)
     os.execute("rm -r " .. path)
   end)
-
-  it("still gives every token distinct experts when router scores are no numbers", function()
-    local path = folder(function(name, source)
-      if name == "model.layers.3.block_sparse_moe.gate.weight" then return source:tensor():fill(0 / 0) end
-    end)
-    local code, out, err = program.run { "run", "--model", path, "--prompt-ids", "5", "--max-tokens", "2", "--json", "--ignore-eos" }
-    assert.equal(0, code, err)
-    assert.is_truthy(out:find('"output_ids":[', 1, true))
-    os.execute("rm -r " .. path)
-  end)
 end)

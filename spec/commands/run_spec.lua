@@ -25,10 +25,12 @@ describe("weft run", function()
     file:close()
     for _, form in ipairs { "hf-f32", "hf-bf16", "hf-f32-3shards" } do
       for _, plan in ipairs { { "-tp", "1" }, { "-tp", "4" }, { "-tp", "4", "-tpa", "2" } } do
-        local words = { "run", "--model", program.models .. "stories260K/" .. form, "--prompt", "", "--max-tokens", "200", "--json", "--ignore-eos" }
+        local words = { "run", "--model", program.models .. "stories260K/" .. form, "--prompt", "", "--max-tokens", "200", "--json", "--ignore-eos",
+          "--dtype", "float32" }
         for _, word in ipairs(plan) do words[#words + 1] = word end
         local text = program.json(words).text
-        local length = math.min(#text, #story)
+        -- Weights rounded to bf16 tell the last sentence another way, on one rank as on four.
+        local length = math.min(#text, form == "hf-bf16" and 425 or #story)
         assert.is_true(length > 400)
         assert.equal(story:sub(1, length), text:sub(1, length), form .. " " .. table.concat(plan, " "))
       end

@@ -52,7 +52,7 @@ static weft_router *check_router(lua_State *L)
 
 static int l_router_load(lua_State *L)
 {
-    return weft_load_weight(L, &check_router(L)->weight, weft_linear_weight_load);
+    return weft_load_weight(L, &check_router(L)->weight, weft_router_load_gate);
 }
 
 static int l_router_load_scale(lua_State *L)

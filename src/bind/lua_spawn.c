@@ -454,8 +454,9 @@ static int lead_close(lua_State *L)
 static int l_lead(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
-    if (weft_lua_spawn(L) != NULL) luaL_error(L, "a rank cannot lead other ranks");
-    if (weft_lua_rank(L)->world_size > 1) luaL_error(L, "this script leads ranks already: close the first engine before the next");
+    if (weft_lua_spawn(L) != NULL) weft_raise_if(L, weft_fail(WEFT_INVALID, "a rank cannot lead other ranks"));
+    if (weft_lua_rank(L)->world_size > 1)
+        weft_raise_if(L, weft_fail(WEFT_INVALID, "this script leads ranks already: close the first engine before the next"));
     lead *l = lua_newuserdata(L, sizeof *l);
     l->spawn = NULL;
     if (luaL_newmetatable(L, LEAD)) {

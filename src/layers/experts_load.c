@@ -171,6 +171,7 @@ weft_status weft_experts_load_scale(weft_experts *l, weft_expert_part part, int6
     WEFT_TRY(find_expert(l, expert, &here));
     place p = find(l, part, 0);
     WEFT_TRY(weft_source_expect(source, 2, (int64_t[]){blocks(p.shape[0]), blocks(p.shape[1])}));
+    WEFT_TRY(weft_source_expect_floats(source));
     WEFT_TRY(check_loaded(l, part, here, source));
     WEFT_TRY(check_style(l, 0, source));
     WEFT_TRY(ensure_scales(l, &p));
@@ -203,6 +204,7 @@ weft_status weft_experts_load_scale_fused(weft_experts *l, weft_expert_part part
     WEFT_TRY(check_fused(l, part));
     place p = find(l, part, 1);
     WEFT_TRY(weft_source_expect(source, 3, (int64_t[]){l->num_experts, blocks(p.shape[0]), blocks(p.shape[1])}));
+    WEFT_TRY(weft_source_expect_floats(source));
     for (int64_t here = 0; here < l->experts.count; here++) WEFT_TRY(check_loaded(l, part, here, source));
     WEFT_TRY(check_style(l, 1, source));
     WEFT_TRY(ensure_scales(l, &p));

@@ -232,6 +232,7 @@ weft_status weft_linear_weight_load_scale(weft_linear_weight *w, int part, const
         return weft_fail(WEFT_INVALID, "%s: the scales '%s' were multiplied in before", w->name, source->name);
     int64_t total = part < 0 ? w->total_rows : w->parts[part].total;
     WEFT_TRY(weft_source_expect(source, 2, (int64_t[]){blocks(total), blocks(w->total_columns)}));
+    WEFT_TRY(weft_source_expect_floats(source));
     WEFT_TRY(make_scales(w));
     int64_t columns = scale_columns(w), first_column = w->columns.offset / WEFT_SCALE_BLOCK;
     for (int i = 0; i < w->num_parts; i++) {

@@ -39,12 +39,19 @@ weft_status weft_router_create(weft_router **out, weft_rank *rank, const weft_ro
     return WEFT_OK;
 }
 
+weft_status weft_router_load_gate(weft_linear_weight *gate, int part, const weft_source *source)
+{
+    WEFT_TRY(weft_source_expect_finite(source));
+    return weft_linear_weight_load(gate, part, source);
+}
+
 weft_status weft_router_load_bias(weft_router *router, const weft_source *source)
 {
     const char *name = router->weight.name;
     if (!router->has_bias) return weft_fail(WEFT_INVALID, "%s was made without a bias, got '%s'", name, source->name);
     const int64_t count = router->weight.total_rows, first = 0, stride = 1;
     WEFT_TRY(weft_source_expect(source, 1, &count));
+    WEFT_TRY(weft_source_expect_finite(source));
     if (router->bias == NULL) WEFT_TRY(weft_tensor_create(&router->bias, router->rank->memory, WEFT_F32, 1, &count));
     return weft_source_read(source, &first, &count, router->bias->data, WEFT_F32, &stride);
 }

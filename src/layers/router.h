@@ -25,6 +25,9 @@ typedef struct weft_router {
 
 /* "num_experts_per_tok (9) exceeds num_experts (8)" */
 weft_status weft_router_create(weft_router **out, weft_rank *rank, const weft_router_options *options);
+/* The gate's weights, refused when one is NaN or infinite: a NaN score counts as 0 and would only
+ * send tokens elsewhere. A weft_weight_loader over router->weight. */
+weft_status weft_router_load_gate(weft_linear_weight *gate, int part, const weft_source *source);
 weft_status weft_router_load_bias(weft_router *router, const weft_source *source);
 /* x (tokens, hidden_size) -> ids int32 and weights float32, both (tokens, top_k), in the arena. */
 weft_status weft_router_forward(weft_router *router, const weft_tensor *x, weft_tensor **ids, weft_tensor **weights);

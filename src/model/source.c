@@ -1,6 +1,7 @@
 /* model/source.c - reads boxes of one weight. */
 #include "model/source.h"
 
+#include <math.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,6 +67,27 @@ static const char *describe_shape(int ndim, const int64_t *shape, char *text, si
         used += (size_t)snprintf(text + used, size - used, "%s%" PRId64, i ? ", " : "", shape[i]);
     if (used < size) snprintf(text + used, size - used, "]");
     return text;
+}
+
+weft_status weft_source_expect_floats(const weft_source *source)
+{
+    if (source->dtype == WEFT_F32 || source->dtype == WEFT_BF16 || source->dtype == WEFT_F16) return WEFT_OK;
+    return weft_fail(WEFT_FORMAT, "tensor '%s': wanted floats (F32, BF16 or F16), found %s", source->name, weft_dtype_name(source->dtype));
+}
+
+weft_status weft_source_expect_finite(const weft_source *source)
+{
+    if (source->data == NULL) return WEFT_OK; /* dummy values are finite */
+    int64_t count = 1;
+    for (int i = 0; i < source->ndim; i++) count *= source->shape[i];
+    for (int64_t i = 0; i < count; i++) {
+        unsigned char value[4]; /* data in a file may lie at any address */
+        size_t size = weft_dtype_size(source->dtype);
+        memcpy(value, (const char *)source->data + (size_t)i * size, size);
+        if (!isfinite(weft_load_f32(value, source->dtype, 0)))
+            return weft_fail(WEFT_FORMAT, "tensor '%s' holds NaN or infinity (element %lld)", source->name, (long long)i);
+    }
+    return WEFT_OK;
 }
 
 weft_status weft_source_expect(const weft_source *source, int ndim, const int64_t *shape)

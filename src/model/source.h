@@ -34,6 +34,11 @@ weft_status weft_source_create_dummy(weft_source **out, const char *name, weft_d
  * "tensor 'model.norm.weight': wanted [192], found [191]" */
 weft_status weft_source_expect(const weft_source *source, int ndim, const int64_t *shape);
 
+/* FORMAT unless the values are float32, bfloat16 or float16: "tensor 'x': wanted floats, found int32". */
+weft_status weft_source_expect_floats(const weft_source *source);
+/* FORMAT when a value is NaN or infinite, which would be lost where scores are compared. Reads all of it. */
+weft_status weft_source_expect_finite(const weft_source *source);
+
 /* The box [start, start + count) into dst (strides in elements), converted to dst_dtype.
  * fp8 converts to fp8 or float types only when asked (no scales are applied here). */
 weft_status weft_source_read(const weft_source *source, const int64_t *start, const int64_t *count, void *dst,

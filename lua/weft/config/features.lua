@@ -55,10 +55,15 @@ function features.check(reader)
       reader:refuse("%s = %s changes what the model computes, and weft does not do that", name, reader.show(value))
     end
   end
-  for i, kind in ipairs(reader:list("attn_type_list", "a list of 0 and 1", function(v) return v == 0 or v == 1 end) or {}) do
+  local kinds = reader:list("attn_type_list", "a list of 0 and 1", function(v) return v == 0 or v == 1 end)
+  for i, kind in ipairs(kinds or {}) do
     if kind == 0 then
       reader:refuse("attn_type_list: layer %d is 0 (lightning attention); weft does softmax attention (1) only", i - 1)
     end
+  end
+  local layers = reader:get "num_hidden_layers"
+  if kinds and #kinds ~= layers then
+    reader:refuse("attn_type_list has %d entries for %s layers", #kinds, tostring(layers))
   end
 end
 
