@@ -13,6 +13,18 @@ ffi.cdef [[
 typedef struct { long seconds, nanoseconds; } bench_time;
 int clock_gettime(int clock, bench_time *time);
 void *malloc(size_t bytes);
+void free(void *block);
+void omp_set_num_threads(int threads);
+typedef struct { int arg; void *memory; } bench_exec_arg;
+int dnnl_engine_create(void **engine, int kind, size_t index);
+int dnnl_stream_create(void **stream, void *engine, unsigned flags);
+int dnnl_stream_wait(void *stream);
+int dnnl_memory_desc_init_by_strides(void *desc, int ndims, const int64_t *dims, int type, const int64_t *strides);
+int dnnl_memory_create(void **memory, const void *desc, void *engine, void *data);
+int dnnl_matmul_desc_init(void *desc, const void *src, const void *weights, const void *bias, const void *dst);
+int dnnl_primitive_desc_create(void **primitive_desc, const void *desc, const void *attr, void *engine, const void *hint);
+int dnnl_primitive_create(void **primitive, const void *primitive_desc);
+int dnnl_primitive_execute(void *primitive, void *stream, int count, const bench_exec_arg *args);
 int dnnl_sgemm(char transa, char transb, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
                const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
 ]]
@@ -58,6 +70,15 @@ end
 
 local function line(what, ...) print(("%-46s " .. (...)):format(what, select(2, ...))) end
 
+--- Bytes of the last cache, or 32 MiB.
+local function cache_bytes()
+  local file = io.open "/sys/devices/system/cpu/cpu0/cache/index3/size"
+  local kilobytes = file and file:read "*l":match "^(%d+)K"
+  if file then file:close() end
+  return (tonumber(kilobytes) or 32768) * 1024
+end
+local beyond_caches = math.max(2 ^ 27, math.min(3 * cache_bytes(), 2 ^ 31))
+
 local cores = core.cpu_cores()
 local runs = quick and 5 or 15
 print(("instruction set %s, %d cores"):format(ops.isa(), cores))
@@ -65,7 +86,7 @@ print(("instruction set %s, %d cores"):format(ops.isa(), cores))
 -- ---- reading ----
 local read = {}
 if wanted "read" or wanted "gemv" or wanted "attention" then
-  local block = core.tensor({ quick and 2 ^ 25 or 2 ^ 26 }, "float32"):fill(1)
+  local block = core.tensor({ beyond_caches / 4 }, "float32")
   for _, threads in ipairs { 1, 0 } do
     read[threads] = block:bytes() / best(runs, function() ops.checksum { x = block, threads = threads } end) / 1e9
     line("read, " .. (threads == 1 and "1 thread" or "all cores"), "%7.1f GB/s", read[threads])
@@ -74,15 +95,16 @@ end
 
 -- ---- few tokens ----
 local function gemv(dtype, n, k, tokens)
-  local sets, weights = math.max(2, math.ceil((quick and 96 or 256) * 2 ^ 20 / (n * k))), {}
-  for i = 1, sets do weights[i] = core.tensor({ n, k }, dtype):fill(0.5) end
+  local weights = { filled({ n, k }, dtype) }
+  local sets = math.max(2, math.ceil(beyond_caches / weights[1]:bytes()))
+  for i = 2, sets do weights[i] = weights[1]:clone() end
   local x, scale = filled({ tokens, k }, "bfloat16"), nil
   if dtype == "fp8" then scale = core.tensor({ math.ceil(n / 128), math.ceil(k / 128) }):fill(1) end
   local y, rows = core.tensor({ tokens, n }, "bfloat16"), {}
   for i = 1, n do rows[i] = math.floor((i - 1) / 128) end
   local scale_row = core.tensor({ n }, "int32", rows)
   for _, threads in ipairs { 1, 0 } do
-    local seconds = best(runs * 2, function(i)
+    local seconds = best(math.max(runs * 2, sets), function(i)
       ops.linear { x = x, w = weights[i % sets + 1], scale = scale, scale_row = scale and scale_row, out = y, threads = threads }
     end)
     local gbs = weights[1]:bytes() / seconds / 1e9
@@ -101,8 +123,15 @@ end
 local have_dnnl, dnnl = pcall(ffi.load, "dnnl")
 if not have_dnnl then have_dnnl, dnnl = pcall(ffi.load, "libdnnl.so.2") end
 
+--- Our workers tell OpenMP to stay alone in their threads; oneDNN by itself gets all cores.
+local have_omp, omp = pcall(ffi.load, "libgomp.so.1")
+local function all_cores()
+  if have_omp then omp.omp_set_num_threads(cores) end
+end
+
 local function sgemm_gflops(tokens, n, k)
   if not have_dnnl then return nil end
+  all_cores()
   local a, b, c = ffi.C.malloc(tokens * k * 4), ffi.C.malloc(n * k * 4), ffi.C.malloc(tokens * n * 4)
   ffi.fill(a, tokens * k * 4, 0x3f)
   ffi.fill(b, n * k * 4, 0x3f)
@@ -110,19 +139,51 @@ local function sgemm_gflops(tokens, n, k)
     dnnl.dnnl_sgemm(("N"):byte(), ("T"):byte(), tokens, n, k, 1, ffi.cast("float *", a), k, ffi.cast("float *", b), k, 0,
       ffi.cast("float *", c), n)
   end)
+  for _, block in ipairs { a, b, c } do ffi.C.free(block) end
+  return 2 * tokens * n * k / seconds / 1e9
+end
+
+--- oneDNN's bfloat16 product (its matmul primitive, weights as a checkpoint holds them), or nil where
+--- this processor has none.
+local function bf16_gflops(tokens, n, k)
+  if not have_dnnl then return nil end
+  all_cores()
+  local pointer = function() return ffi.new "void *[1]" end
+  local engine, stream, primitive_desc, primitive = pointer(), pointer(), pointer(), pointer()
+  assert(dnnl.dnnl_engine_create(engine, 1, 0) == 0 and dnnl.dnnl_stream_create(stream, engine[0], 1) == 0)
+  local descs, memories = {}, {}
+  for i, d in ipairs { { tokens, k, k, 1, 2 }, { k, n, 1, k, 2 }, { tokens, n, n, 1, 2 } } do
+    descs[i], memories[i] = ffi.new("char[?]", 4096), pointer()
+    assert(dnnl.dnnl_memory_desc_init_by_strides(descs[i], 2, ffi.new("int64_t[2]", d[1], d[2]), d[5], ffi.new("int64_t[2]", d[3], d[4])) == 0)
+    local data = ffi.C.malloc(d[1] * d[2] * 2)
+    ffi.fill(data, d[1] * d[2] * 2, 0x3f)
+    assert(dnnl.dnnl_memory_create(memories[i], descs[i], engine[0], data) == 0)
+  end
+  local desc = ffi.new("char[?]", 65536)
+  assert(dnnl.dnnl_matmul_desc_init(desc, descs[1], descs[2], nil, descs[3]) == 0)
+  if dnnl.dnnl_primitive_desc_create(primitive_desc, desc, nil, engine[0], nil) ~= 0 then return nil end
+  assert(dnnl.dnnl_primitive_create(primitive, primitive_desc[0]) == 0)
+  local args = ffi.new("bench_exec_arg[3]", { { 1, memories[1][0] }, { 33, memories[2][0] }, { 17, memories[3][0] } })
+  local seconds = best(runs, function()
+    dnnl.dnnl_primitive_execute(primitive[0], stream[0], 3, args)
+    dnnl.dnnl_stream_wait(stream[0])
+  end)
   return 2 * tokens * n * k / seconds / 1e9
 end
 
 local function product(tokens, n, k)
-  local theirs = sgemm_gflops(tokens, n, k)
-  if theirs then line(("dnnl_sgemm %d x %d x %d"):format(tokens, n, k), "%7.1f GFLOP/s", theirs) end
+  local theirs = { float32 = sgemm_gflops(tokens, n, k), bfloat16 = bf16_gflops(tokens, n, k) }
+  local shape = ("%d x %d x %d"):format(tokens, n, k)
+  if theirs.float32 then line("oneDNN float32 " .. shape, "%7.1f GFLOP/s", theirs.float32) end
+  if theirs.bfloat16 then line("oneDNN bfloat16 " .. shape, "%7.1f GFLOP/s", theirs.bfloat16) end
   local x, y = filled({ tokens, k }, "bfloat16"), core.tensor({ tokens, n }, "bfloat16")
   for _, dtype in ipairs { "float32", "bfloat16" } do
     local w = filled({ n, k }, dtype)
     local seconds = best(runs, function() ops.linear { x = x, w = w, out = y } end)
     local gflops = 2 * tokens * n * k / seconds / 1e9
-    line(("linear %s %d x %d x %d"):format(dtype, tokens, n, k), "%7.1f GFLOP/s  %s", gflops,
-      theirs and ("%3.0f%% of dnnl_sgemm"):format(100 * gflops / theirs) or "")
+    local other = theirs[dtype] and dtype or theirs.float32 and "float32"
+    line(("linear %s %s"):format(dtype, shape), "%7.1f GFLOP/s  %s", gflops,
+      other and ("%3.0f%% of oneDNN's %s"):format(100 * gflops / theirs[other], other) or "")
   end
 end
 if wanted "product" then

@@ -44,7 +44,6 @@ typedef struct weft_isa_table {
     void (*axpy)(float *y, const float *x, float factor, int64_t count); /* y += factor x */
     void (*scale_gain)(float *y, float factor, const float *gain, int64_t count); /* y = y * factor * gain */
     void (*silu_mul)(float *y, const float *gate, const float *up, int64_t count);
-    void (*exp)(float *y, const float *x, int64_t count);
     /* x1, x2 rotated in place by c, s */
     void (*rotate)(float *x1, float *x2, const float *c, const float *s, int64_t count);
 

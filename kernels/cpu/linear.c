@@ -2,11 +2,13 @@
  *
  * Few tokens: every row of w is read once, at memory speed, for all of them (gemv). Many: x is
  * packed into panels once, blocks of w are widened to float32 in cache and multiplied with every
- * panel (product). Both cut n over the pool. */
+ * panel (product); bfloat16 by bfloat16 stays as it is where the processor multiplies it, and goes to
+ * oneDNN when the product is large. All cut n over the pool. */
 #include <inttypes.h>
 #include <stdatomic.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/onednn.h"
 
 enum {
     GEMV_TOKENS = 16,   /* up to here w streams past the tokens */
@@ -15,6 +17,9 @@ enum {
     ROW_BLOCK = 48,     /* rows of w widened at once */
     K_BLOCK = 256,      /* columns of w widened at once */
     PACK_K = 128,       /* columns of x widened at once, per lane */
+    LIBRARY_TOKENS = 12, /* from here bfloat16 products are oneDNN's, where it has them */
+    LIBRARY_ROWS = 256, /* rows of w in one call of it, at most */
+    LIBRARY_LEAST = 64, /* a side of a block that is not cut any more */
     MAX_LANES = 32
 };
 
@@ -41,23 +46,25 @@ typedef struct {
     const weft_isa_table *isa;
     const float *x;
     int64_t x_stride;
+    int64_t rows_each; /* rows that a thread takes at once */
+    atomic_long next;
 } gemv_job;
 
 static void gemv_rows(void *context, int part, int parts)
 {
-    const gemv_job *job = context;
+    gemv_job *job = context;
     const weft_linear_args *a = job->args;
     float out[GEMV_TOKENS * GEMV_ROWS];
-    long begin, end;
-    weft_pool_range(a->n, 4, part, parts, &begin, &end);
-    for (long row = begin; row < end; row += GEMV_ROWS) {
+    for (;;) {
+        int64_t row = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed) * job->rows_each;
+        if (row >= a->n) return;
         weft_isa_gemv_args g = {
             .w = weft__at(a->w, a->w_dtype, row * a->w_stride),
             .x = job->x,
             .out = out,
             .scale = a->scale,
             .scale_row = a->scale_row != NULL ? a->scale_row + row : NULL,
-            .rows = weft__min(GEMV_ROWS, end - row),
+            .rows = weft__min(job->rows_each, a->n - row),
             .tokens = a->tokens,
             .k = a->k,
             .w_stride = a->w_stride,
@@ -74,7 +81,11 @@ static void gemv_rows(void *context, int part, int parts)
 
 static weft_status gemv(const weft_linear_args *a, const weft_isa_table *isa, weft_pool *pool)
 {
-    gemv_job job = {a, isa, a->x, a->x_stride};
+    gemv_job job = {.args = a, .isa = isa, .x = a->x, .x_stride = a->x_stride};
+    if (a->n * (a->k + 1) < 16384) pool = NULL;
+    /* Some eight pieces for each thread: a thread that loses its core for a while holds up little. */
+    job.rows_each = weft__max(8, weft__min(GEMV_ROWS, a->n / (8 * weft_pool_threads(pool)) / 4 * 4));
+    atomic_init(&job.next, 0);
     if (a->x_dtype != WEFT_F32) {
         void *scratch = NULL;
         WEFT_TRY(weft__scratch((size_t)a->tokens * (size_t)a->k * 4, &scratch));
@@ -84,7 +95,7 @@ static weft_status gemv(const weft_linear_args *a, const weft_isa_table *isa, we
         job.x = x;
         job.x_stride = a->k;
     }
-    weft_pool_run(a->n * (a->k + 1) < 16384 ? NULL : pool, gemv_rows, &job);
+    weft_pool_run(pool, gemv_rows, &job);
     return WEFT_OK;
 }
 
@@ -202,6 +213,76 @@ static weft_status product(const weft_linear_args *a, const weft_isa_table *isa,
     return WEFT_OK;
 }
 
+/* ---- many tokens, by oneDNN ---- */
+
+typedef struct {
+    const weft_linear_args *args;
+    const weft_isa_table *isa;
+    float *sums;                     /* per part: (TOKEN_BLOCK, LIBRARY_ROWS) */
+    int64_t rows_each, tokens_each;  /* of a block */
+    atomic_long next;
+    atomic_int refused;
+} library_job;
+
+static void library_blocks(void *context, int part, int parts)
+{
+    library_job *job = context;
+    const weft_linear_args *a = job->args;
+    const int64_t bands = (a->tokens + job->tokens_each - 1) / job->tokens_each;
+    float *sums = job->sums + (int64_t)part * TOKEN_BLOCK * LIBRARY_ROWS;
+    for (;;) {
+        int64_t block = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
+        int64_t row = block / bands * job->rows_each, rows = weft__min(job->rows_each, a->n - row);
+        int64_t token = block % bands * job->tokens_each, tokens = weft__min(job->tokens_each, a->tokens - token);
+        if (row >= a->n || atomic_load_explicit(&job->refused, memory_order_relaxed)) return;
+        if (!weft__onednn_product(weft__at(a->x, WEFT_BF16, token * a->x_stride), a->x_stride, tokens,
+                                  weft__at(a->w, WEFT_BF16, row * a->w_stride), a->w_stride, rows, a->k, sums, LIBRARY_ROWS)) {
+            atomic_store_explicit(&job->refused, 1, memory_order_relaxed);
+            return;
+        }
+        for (int64_t t = 0; t < tokens; t++)
+            for (int64_t i = 0; i < rows; i += GEMV_ROWS)
+                finish(a, job->isa, token + t, row + i, sums + t * LIBRARY_ROWS + i, weft__min(GEMV_ROWS, rows - i));
+    }
+}
+
+/* Blocks as large as leave two for each thread. */
+static void cut_library(library_job *job, int threads)
+{
+    const weft_linear_args *a = job->args;
+    job->rows_each = LIBRARY_ROWS;
+    job->tokens_each = TOKEN_BLOCK;
+    for (;;) {
+        int64_t tokens = weft__min(job->tokens_each, a->tokens);
+        int64_t blocks = ((a->n + job->rows_each - 1) / job->rows_each) * ((a->tokens + tokens - 1) / tokens);
+        if (blocks >= 2 * threads) return;
+        if (job->rows_each > LIBRARY_LEAST && job->rows_each * 2 >= tokens) job->rows_each /= 2;
+        else if (tokens > LIBRARY_LEAST) job->tokens_each = (tokens + 1) / 2;
+        else if (job->rows_each > LIBRARY_LEAST) job->rows_each /= 2;
+        else return;
+    }
+}
+
+static weft_status library_product(const weft_linear_args *a, const weft_isa_table *isa, weft_pool *pool)
+{
+    void *scratch = NULL;
+    WEFT_TRY(weft__scratch((size_t)weft_pool_threads(pool) * TOKEN_BLOCK * LIBRARY_ROWS * 4, &scratch));
+    library_job job = {.args = a, .isa = isa, .sums = scratch};
+    cut_library(&job, weft_pool_threads(pool));
+    atomic_init(&job.next, 0);
+    atomic_init(&job.refused, 0);
+    weft_pool_run(pool, library_blocks, &job);
+    if (atomic_load(&job.refused))
+        return weft_fail(WEFT_INTERNAL, "linear: oneDNN refused a product of %" PRId64 " x %" PRId64 " x %" PRId64, a->tokens, a->n, a->k);
+    return WEFT_OK;
+}
+
+static int library_takes(const weft_linear_args *a, const weft_isa_table *isa)
+{
+    return isa->tile_pairs != NULL && a->tokens >= LIBRARY_TOKENS && a->x_dtype == WEFT_BF16 && a->w_dtype == WEFT_BF16 &&
+           weft__onednn_has_bf16();
+}
+
 static weft_status check(const weft_linear_args *a)
 {
     const int64_t sizes[] = {a->tokens, a->n, a->k, a->x_stride, a->w_stride, a->y_stride, a->scale_col_phase};
@@ -224,6 +305,7 @@ weft_status weft_linear_cpu(const weft_linear_args *a, weft_pool *pool)
     WEFT_TRY(check(a));
     if (a->tokens == 0 || a->n == 0) return WEFT_OK;
     const weft_isa_table *isa = weft__isa();
+    if (a->k > 0 && library_takes(a, isa)) return library_product(a, isa, pool);
     if (a->tokens > GEMV_TOKENS && a->k > 0) return product(a, isa, pool);
     weft_linear_args some = *a;
     for (int64_t t = 0; t < a->tokens; t += GEMV_TOKENS) {

@@ -22,9 +22,14 @@ double weft_sample_uniform(uint64_t seed, int32_t position, int32_t id)
     return ((double)lanes[(uint32_t)id % 4] + 0.5) * 0x1p-32;
 }
 
-static float gumbel(const weft_sample_args *a, int64_t row, int64_t id)
+static double uniform(const weft_sample_args *a, int64_t row, int64_t id)
 {
-    return (float)-log(-log(weft_sample_uniform(a->seed[row], a->position[row], (int32_t)id)));
+    return weft_sample_uniform(a->seed[row], a->position[row], (int32_t)id);
+}
+
+static float gumbel(double u)
+{
+    return (float)-log(-log(u));
 }
 
 /* The first of the largest; -1 when there is nothing above -inf. */
@@ -49,12 +54,15 @@ static void sample_range(const weft_sample_args *a, int64_t row, int64_t begin, 
         *id = (int32_t)(a->first + best);
         return;
     }
-    /* The largest logit's score is a bound that most others cannot reach with any noise. */
-    float bound = logits[best] / temperature + gumbel(a, row, a->first + best);
+    /* The largest logit's score is a bound that most others cannot reach with any noise. Of the rest,
+     * most are ruled out by -log(u) >= 1 - u, which costs no logarithm. */
+    float bound = logits[best] / temperature + gumbel(uniform(a, row, a->first + best));
     for (int64_t i = begin; i < end; i++) {
         float scaled = logits[i] / temperature;
         if (!(scaled + gumbel_limit >= bound) || scaled == -INFINITY) continue;
-        float score = scaled + gumbel(a, row, a->first + i);
+        double u = uniform(a, row, a->first + i);
+        if ((float)(1.0 - u) > expf(scaled - bound) * 1.001f) continue;
+        float score = scaled + gumbel(u);
         if (score > *value) {
             *value = score;
             *id = (int32_t)(a->first + i);

@@ -22,20 +22,24 @@ typedef uint64_t vq __attribute__((vector_size(LANES * 4)));
 
 uint64_t ISA(sum_words)(const void *words, int64_t count)
 {
-    enum { WORDS = LANES / 2 };
+    /* Four places at once: memory gives one stream less than it can. */
+    enum { WORDS = LANES / 2, STREAMS = 4 };
+    const int64_t each = count / STREAMS / (2 * WORDS) * (2 * WORDS);
     const char *p = words;
-    vq acc[4] = {{0}};
-    int64_t i = 0;
-    for (; i + 4 * WORDS <= count; i += 4 * WORDS, p += 4 * sizeof(vq))
-        for (int u = 0; u < 4; u++) {
-            vq v;
-            memcpy(&v, p + u * sizeof v, sizeof v);
-            acc[u] += v;
-        }
-    acc[0] = (acc[0] + acc[1]) + (acc[2] + acc[3]);
+    vq acc[STREAMS][2] = {{{0}}};
+    for (int64_t i = 0; i < each; i += 2 * WORDS)
+        for (int s = 0; s < STREAMS; s++)
+            for (int u = 0; u < 2; u++) {
+                vq v;
+                memcpy(&v, p + (s * each + i + u * WORDS) * 8, sizeof v);
+                acc[s][u] += v;
+            }
+    for (int s = 1; s < STREAMS; s++) acc[0][0] += acc[s][0] + acc[s][1];
+    acc[0][0] += acc[0][1];
     uint64_t sum = 0;
-    for (int j = 0; j < WORDS; j++) sum += acc[0][j];
-    for (; i < count; i++, p += 8) {
+    for (int j = 0; j < WORDS; j++) sum += acc[0][0][j];
+    p += STREAMS * each * 8;
+    for (int64_t i = STREAMS * each; i < count; i++, p += 8) {
         uint64_t word;
         memcpy(&word, p, 8);
         sum += word;
@@ -85,11 +89,6 @@ void ISA(silu_mul)(float *y, const float *gate, const float *up, int64_t count)
         vf g = load_some(gate + i, part);
         store_some(y + i, g / (1.0f + vf_exp(-g)) * load_some(up + i, part), part);
     })
-}
-
-void ISA(exp)(float *y, const float *x, int64_t count)
-{
-    EACH_VECTOR(i, count, { store_some(y + i, vf_exp(load_some(x + i, part)), part); })
 }
 
 void ISA(rotate)(float *x1, float *x2, const float *c, const float *s, int64_t count)

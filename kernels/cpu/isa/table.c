@@ -17,7 +17,6 @@ const weft_isa_table ISA_JOIN(weft_isa_table, WEFT_ISA) = {
     .axpy = ISA(axpy),
     .scale_gain = ISA(scale_gain),
     .silu_mul = ISA(silu_mul),
-    .exp = ISA(exp),
     .rotate = ISA(rotate),
     .gemv = ISA(gemv),
     .weigh = ISA(weigh),

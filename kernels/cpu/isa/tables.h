@@ -20,7 +20,6 @@ void ISA(scale)(float *y, float factor, int64_t count);
 void ISA(axpy)(float *y, const float *x, float factor, int64_t count);
 void ISA(scale_gain)(float *y, float factor, const float *gain, int64_t count);
 void ISA(silu_mul)(float *y, const float *gate, const float *up, int64_t count);
-void ISA(exp)(float *y, const float *x, int64_t count);
 void ISA(rotate)(float *x1, float *x2, const float *c, const float *s, int64_t count);
 void ISA(gemv)(const weft_isa_gemv_args *args);
 void ISA(weigh)(const weft_isa_weigh_args *args);
