@@ -269,6 +269,7 @@ typedef struct weft_router_args {
     int renormalize;
 } weft_router_args;
 weft_status weft_router_cpu(const weft_router_args *args, weft_pool *pool);
+weft_status weft_router_cuda(const weft_router_args *args, void *stream);
 
 /* One matrix of each local expert: (local_experts, rows, columns), dense, with the scales of fp8 as
  * in weft_linear_args; scale_row is the same for all experts. */
@@ -297,9 +298,10 @@ typedef struct weft_experts_args {
     weft_dtype x_dtype, w_dtype, y_dtype;
     int quantize;
 } weft_experts_args;
-/* Bytes for these sizes; INVALID when they cannot be counted. Reads sizes only. */
+/* Bytes for these sizes, on either device; INVALID when they cannot be counted. Reads sizes only. */
 weft_status weft_experts_workspace(const weft_experts_args *args, size_t *bytes);
 weft_status weft_experts_cpu(const weft_experts_args *args, weft_pool *pool);
+weft_status weft_experts_cuda(const weft_experts_args *args, void *stream);
 
 /* y[t][j] = x[t][j] as float8_e4m3 holds it with the scale amax / 448 of its group of 128 columns
  * (of columns [128 g - phase, 128 (g + 1) - phase)); a group of zeros stays zero. y may be x. */
@@ -310,6 +312,7 @@ typedef struct weft_quantize_groups_args {
     weft_dtype dtype, y_dtype;
 } weft_quantize_groups_args;
 weft_status weft_quantize_groups_cpu(const weft_quantize_groups_args *args, weft_pool *pool);
+weft_status weft_quantize_groups_cuda(const weft_quantize_groups_args *args, void *stream);
 
 /* y = a + b (b may be a row of length cols when b_stride == 0). y may be a. */
 typedef struct weft_add_args {

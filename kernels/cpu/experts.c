@@ -67,7 +67,7 @@ static weft_status lay_out(const weft_experts_args *a, layout *l)
     memset(l, 0, sizeof *l);
     int fits = weft_mul_i64(a->tokens, a->top_k, &pairs) && pairs <= INT32_MAX && a->intermediate <= INT64_MAX / 2;
     int64_t round = weft__min(pairs, ROUND_PAIRS);
-    fits = fits && place(&l->order, &l->total, pairs, 1, sizeof(int32_t)) &&
+    fits = fits && place(&l->order, &l->total, pairs, 2, sizeof(int32_t)) && /* CUDA: and its inverse */
            place(&l->starts, &l->total, a->count + 1, 1, sizeof(int64_t)) &&
            place(&l->segments, &l->total, round, 1, sizeof(segment)) && place(&l->acc, &l->total, a->tokens, a->hidden, 4) &&
            place(&l->x, &l->total, round, a->hidden, 4) && place(&l->both, &l->total, round, 2 * a->intermediate, 4) &&

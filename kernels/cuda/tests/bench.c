@@ -1,5 +1,5 @@
 /* kernels/cuda/tests/bench.c - how fast the CUDA operations are, beside a copy and a large product
- * of the same run. Arguments name sections: linear attention small step (all when there are none). */
+ * of the same run. Arguments name sections: linear attention small experts step (all when there are none). */
 #include "kernels/cuda/tests/bench.h"
 
 #include <cuda_runtime_api.h>
@@ -177,12 +177,13 @@ static void ceilings(void)
 int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } sections[] = {
-        {"linear", bench_linear}, {"attention", bench_attention}, {"small", bench_small}, {"step", bench_step}};
+        {"linear", bench_linear}, {"attention", bench_attention}, {"small", bench_small}, {"experts", bench_experts},
+        {"step", bench_step}};
     struct cudaDeviceProp device;
     must(cudaGetDeviceProperties(&device, 0), "device");
     printf("%s, %d multiprocessors\n", device.name, device.multiProcessorCount);
     ceilings();
-    for (int s = 0; s < 4; s++) {
+    for (int s = 0; s < (int)(sizeof sections / sizeof sections[0]); s++) {
         int wanted = argc < 2;
         for (int i = 1; i < argc; i++) wanted |= strcmp(argv[i], sections[s].name) == 0;
         if (wanted) sections[s].run();

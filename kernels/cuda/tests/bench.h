@@ -24,4 +24,5 @@ extern double bench_copy_rate, bench_product_rate; /* bytes and FLOP a second, o
 void bench_linear(void);
 void bench_attention(void);
 void bench_small(void);
+void bench_experts(void);
 void bench_step(void);

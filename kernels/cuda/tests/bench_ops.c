@@ -132,6 +132,34 @@ static weft_status call_add(void *a, int i, void *stream) { return weft_add_cuda
 static weft_status call_rope(void *a, int i, void *stream) { return weft_rope_cuda(a, stream); }
 static weft_status call_sample(void *a, int i, void *stream) { return weft_sample_cuda(a, stream); }
 
+/* MiniMax-M2's experts on one of two ranks: 256 of them, 8 a token, half of each one's width. */
+static weft_status call_experts(void *a, int i, void *stream) { return weft_experts_cuda(a, stream); }
+
+static void experts(int64_t tokens)
+{
+    enum { COUNT = 256, HIDDEN = 3072, WIDTH = 768, TOP = 8 };
+    weft_experts_args a = {.tokens = tokens, .top_k = TOP, .count = COUNT, .hidden = HIDDEN, .intermediate = WIDTH, .x_stride = HIDDEN,
+                           .y_stride = HIDDEN, .x_dtype = WEFT_BF16, .w_dtype = WEFT_F8E4M3, .y_dtype = WEFT_BF16};
+    int32_t ids[32 * TOP], rows[HIDDEN], used = 0;
+    unsigned char seen[COUNT] = {0};
+    for (int i = 0; i < tokens * TOP; i++) ids[i] = (i * 37 + i / TOP * 11) % COUNT, used += !seen[ids[i]], seen[ids[i]] = 1;
+    for (int i = 0; i < HIDDEN; i++) rows[i] = i / 128;
+    a.x = bench_random(tokens * HIDDEN, WEFT_BF16, 1), a.y = bench_random(tokens * HIDDEN, WEFT_BF16, 1);
+    a.ids = bench_upload(ids, (size_t)(tokens * TOP) * 4), a.weights = bench_random(tokens * TOP, WEFT_F32, 0.3f);
+    const int32_t *scale_row = bench_upload(rows, sizeof rows);
+    a.up = (weft_expert_matrix){bench_random((int64_t)COUNT * 2 * WIDTH * HIDDEN, WEFT_F8E4M3, 1),
+                                bench_random(COUNT * 12 * 24, WEFT_F32, 0.04f), scale_row, 12, 24, 0};
+    a.down = (weft_expert_matrix){bench_random((int64_t)COUNT * HIDDEN * WIDTH, WEFT_F8E4M3, 1),
+                                  bench_random(COUNT * 24 * 6, WEFT_F32, 0.04f), scale_row, 24, 6, 0};
+    size_t bytes = 0;
+    if (weft_experts_workspace(&a, &bytes) != WEFT_OK) return;
+    a.workspace = bench_random((int64_t)bytes / 4 + 1, WEFT_F32, 1);
+    char name[96];
+    snprintf(name, sizeof name, "experts fp8, %lld tokens, 8 of 256, 3072 x 768 (one buffer)", (long long)tokens);
+    bench_line(name, bench_us(call_experts, &a, 10), (double)used * 3 * HIDDEN * WIDTH, 0);
+    bench_free_all();
+}
+
 void bench_small(void)
 {
     static const int64_t tokens[] = {1, 32, 8192};
@@ -173,4 +201,11 @@ void bench_small(void)
         bench_line(i ? "sample, 8 rows of 128256, one greedy" : "sample, 1 row of 128256, greedy", bench_us(call_sample, &s, 20), 0, 0);
         bench_free_all();
     }
+}
+
+void bench_experts(void)
+{
+    experts(1);
+    experts(8);
+    experts(32);
 }

@@ -23,3 +23,4 @@ void check_rows(void);
 void check_linear(void);
 void check_attention(void);
 void check_dcp(void);
+void check_experts(void);

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { ARENA = 640 << 20 };
 
@@ -50,7 +51,7 @@ void *twin_take(int64_t count, weft_dtype dtype, int skew)
         fprintf(stderr, "a case needs more than %d MiB\n", ARENA >> 20);
         exit(1);
     }
-    for (size_t i = 0; i < (size_t)count * size; i++) p[i] = (char)next();
+    memset(p, (int)next(), (size_t)count * size);
     /* What an operation does not write must not read as NaN in both. */
     if (size > 1 && dtype != WEFT_I32)
         for (int64_t i = 0; i < count; i++) weft_store_f32(p, dtype, i, 1000.0f + (float)(i % 17));
@@ -59,8 +60,15 @@ void *twin_take(int64_t count, weft_dtype dtype, int skew)
 
 void *twin_random(int64_t count, weft_dtype dtype, int skew, float scale)
 {
+    enum { PERIOD = 1048573 }; /* prime: no row of a large matrix begins like another */
     void *p = twin_take(count, dtype, skew);
     for (int64_t i = 0; i < count; i++) {
+        if (i >= PERIOD) {
+            int64_t size = (int64_t)weft_dtype_size(dtype), part = count - i < PERIOD ? count - i : PERIOD;
+            memcpy((char *)p + i * size, p, (size_t)(part * size));
+            i += part - 1;
+            continue;
+        }
         if (dtype == WEFT_F8E4M3) {
             uint8_t b = (uint8_t)next();
             ((uint8_t *)p)[i] = (b & 0x7f) == 0x7f ? 0x38 : b & 0xbf; /* up to 1.875, and subnormals */

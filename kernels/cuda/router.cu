@@ -1,0 +1,153 @@
+/* kernels/cuda/router.cu - the top experts of each token, and rounding to e4m3 groups. */
+#include <inttypes.h>
+
+#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/quantize.cuh"
+
+namespace weft {
+
+enum { ROUTER_THREADS = 128, MOST_EXPERTS = 65536 };
+
+__device__ static float block_largest(float x)
+{
+    __shared__ float part[ROUTER_THREADS / 32];
+    for (int d = 16; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (int w = 0; w < ROUTER_THREADS / 32; w++) x = fmaxf(x, part[w]);
+    return x;
+}
+
+struct Choice {
+    float value;
+    int id; /* INT_MAX: nobody */
+};
+
+/* The order of choice: larger value, then lower id. */
+__device__ __forceinline__ bool before(Choice a, Choice b) { return a.value > b.value || (a.value == b.value && a.id < b.id); }
+
+__device__ static Choice block_first(Choice c)
+{
+    __shared__ Choice part[ROUTER_THREADS / 32];
+    for (int d = 16; d > 0; d /= 2) {
+        Choice other = {__shfl_xor_sync(~0u, c.value, d), __shfl_xor_sync(~0u, c.id, d)};
+        if (before(other, c)) c = other;
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = c;
+    __syncthreads();
+    for (int w = 0; w < ROUTER_THREADS / 32; w++)
+        if (before(part[w], c)) c = part[w];
+    return c;
+}
+
+/* The score of an expert; what is no finite number is 0. */
+__device__ __forceinline__ float score_of(const weft_router_args &a, const float *logits, int e, float largest, float sum)
+{
+    float s = logits[e];
+    if (a.scoring == WEFT_ROUTER_SOFTMAX) s = expf(s - largest) / sum;
+    else if (a.scoring == WEFT_ROUTER_SIGMOID) s = 1.0f / (1.0f + expf(-s));
+    return isfinite(s) ? s : 0.0f;
+}
+
+__device__ static void weigh(const weft_router_args &a, float *weights)
+{
+    const int k = (int)a.top_k;
+    float sum = 0.0f;
+    if (a.scoring == WEFT_ROUTER_SOFTMAX_TOPK) {
+        float largest = weights[0];
+        for (int i = 1; i < k; i++) largest = fmaxf(largest, weights[i]);
+        for (int i = 0; i < k; i++) weights[i] = expf(weights[i] - largest);
+    } else if (!a.renormalize) {
+        return;
+    }
+    for (int i = 0; i < k; i++) sum += weights[i];
+    if (!(sum > 0.0f)) return;
+    for (int i = 0; i < k; i++) weights[i] /= sum;
+}
+
+/* One block a token. Each round finds the first behind the one chosen last, so nothing is marked. */
+__global__ void __launch_bounds__(ROUTER_THREADS) route(const weft_router_args a)
+{
+    dependency_wait();
+    const int64_t t = blockIdx.x;
+    const int n = (int)a.experts;
+    const float *logits = a.logits + t * a.logits_stride;
+    float largest = minus_inf(), sum = 0.0f;
+    if (a.scoring == WEFT_ROUTER_SOFTMAX) {
+        for (int e = threadIdx.x; e < n; e += ROUTER_THREADS) largest = fmaxf(largest, logits[e]);
+        largest = block_largest(largest);
+        for (int e = threadIdx.x; e < n; e += ROUTER_THREADS) sum += expf(logits[e] - largest);
+        sum = block_sum(sum);
+    }
+    Choice last = {-minus_inf(), -1};
+    for (int k = 0; k < (int)a.top_k; k++) {
+        Choice best = {minus_inf(), INT_MAX};
+        for (int e = threadIdx.x; e < n; e += ROUTER_THREADS) {
+            float value = score_of(a, logits, e, largest, sum);
+            if (a.bias != nullptr) value += a.bias[e];
+            const Choice c = {isnan(value) ? minus_inf() : value, e};
+            if (before(last, c) && before(c, best)) best = c;
+        }
+        last = block_first(best);
+        if (threadIdx.x == 0) {
+            a.ids[t * a.top_k + k] = last.id;
+            a.weights[t * a.top_k + k] = score_of(a, logits, last.id, largest, sum);
+        }
+    }
+    if (threadIdx.x == 0) weigh(a, a.weights + t * a.top_k);
+}
+
+/* One warp a group of a row. */
+__global__ void quantize_rows(const weft_quantize_groups_args a, int64_t groups)
+{
+    dependency_wait();
+    const int64_t item = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, row = item / groups, group = item % groups;
+    if (row >= a.rows) return;
+    const int64_t first = group * 128 - a.phase, begin = first < 0 ? 0 : first, end = min(first + 128, a.cols);
+    float v[4];
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int64_t j = begin + lane + 32 * i;
+        v[i] = j < end ? load(a.x, a.dtype, row * a.x_stride + j) : 0.0f;
+    }
+    quantize_group(v);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int64_t j = begin + lane + 32 * i;
+        if (j < end) store(a.y, a.y_dtype, row * a.y_stride + j, v[i]);
+    }
+}
+
+} // namespace weft
+
+using namespace weft;
+
+extern "C" weft_status weft_router_cuda(const weft_router_args *a, void *stream)
+{
+    const int64_t sizes[] = {a->tokens, a->experts, a->logits_stride, a->top_k};
+    WEFT_TRY(weft__check_sizes("router", "tokens, experts, logits_stride, top_k", sizes, 4));
+    if (a->experts < 1 || a->experts > MOST_EXPERTS)
+        return weft_fail(WEFT_INVALID, "router: from 1 to %d experts, got %" PRId64, MOST_EXPERTS, a->experts);
+    if (a->top_k < 1 || a->top_k > a->experts)
+        return weft_fail(WEFT_INVALID, "router: cannot choose %" PRId64 " of %" PRId64 " experts", a->top_k, a->experts);
+    if ((unsigned)a->scoring >= WEFT_ROUTER_SCORING_COUNT) return weft_fail(WEFT_INVALID, "router: unknown scoring %d", (int)a->scoring);
+    if (a->tokens == 0) return WEFT_OK;
+    launch(route, (unsigned)a->tokens, ROUTER_THREADS, 0, stream, *a);
+    return launched("router");
+}
+
+extern "C" weft_status weft_quantize_groups_cuda(const weft_quantize_groups_args *a, void *stream)
+{
+    const int64_t sizes[] = {a->rows, a->cols, a->x_stride, a->y_stride, a->phase};
+    WEFT_TRY(weft__check_sizes("quantize_groups", "rows, cols, x_stride, y_stride, phase", sizes, 5));
+    WEFT_TRY(weft__check_float("quantize_groups", "x", a->dtype));
+    WEFT_TRY(weft__check_float("quantize_groups", "y", a->y_dtype));
+    if (a->phase >= 128) return weft_fail(WEFT_INVALID, "quantize_groups: phase %" PRId64 " is not below 128", a->phase);
+    if (a->rows == 0 || a->cols == 0) return WEFT_OK;
+    const int64_t groups = (a->phase + a->cols + 127) / 128;
+    launch(quantize_rows, (unsigned)div_up(a->rows * groups, 4), 128, 0, stream, *a, groups);
+    return launched("quantize_groups");
+}
