@@ -15,6 +15,35 @@ function jobs.generate(engine, _, prompts)
   return { ids = lists, graphs = graphs }
 end
 
+--- Requests that join and leave for at least `steps` steps: a checksum of all ids, and what memory did.
+function jobs.churn(engine, _, steps)
+  local state, submitted, sum, done = 12345, 0, 0, 0
+  local function random(n)
+    state = (state * 1103515245 + 12345) % 2147483648
+    return math.floor(state / 65536) % n
+  end
+  local function submit()
+    local ids = {}
+    for i = 1, 1 + random(60) do ids[i] = random(engine.vocab_size) end
+    submitted = submitted + 1
+    engine:submit { prompt_ids = ids, max_tokens = 1 + random(60), ignore_eos = true, temperature = submitted % 3 == 0 and 0.8 or 0,
+      seed = submitted, on_finish = function(request)
+        for i, id in ipairs(request.output_ids) do sum = (sum * 31 + id * i + request.number) % 2147483647 end
+        done = done + 1
+      end }
+  end
+  local first
+  for step = 1, steps do
+    if #engine.running + #engine.waiting < 1 + random(7) then submit() end
+    engine:step()
+    if step == math.floor(steps / 2) then first = core.memory() end
+  end
+  engine:run()
+  local last = core.memory()
+  return { sum = sum, done = done, steps = engine.timing.steps, allocations = last.allocations - first.allocations,
+    grown = last.live_bytes - first.live_bytes, seconds = engine.timing.decode_s + engine.timing.prefill_s }
+end
+
 if ... == "gpu_check" then return jobs end
 
 package.path = arg[0]:match "^(.*)/" .. "/?.lua;" .. package.path
@@ -92,5 +121,17 @@ for _, name in ipairs(names) do
   rows[#rows + 1] = ("%-24s %-6s %5.1f s  %s"):format(name, ok and "ok" or "FAILED", core.now() - began, text)
   io.stderr:write(rows[#rows], "\n")
 end
+-- A thousand steps: memory stays, and graphs draw what eager mode draws.
+local function churn(eager)
+  return runtime.launch({ model = folder .. "/demo_llama", device = "cuda", dtype = "float32", cache_tokens = 4096, eager = eager },
+    "gpu_check", "churn", 1000)
+end
+local fine, graphs, eager = pcall(function() return churn(), churn(true) end)
+local same_sums = fine and graphs.sum == eager.sum and graphs.done == eager.done
+local flat = fine and graphs.grown == 0 and graphs.allocations == 0
+if not (same_sums and flat) then failed = failed + 1 end
+rows[#rows + 1] = fine and ("%-24s %-6s %d requests in %d steps, ids %s eager mode; second half: %d allocations, %d bytes; %.1f s, eager %.1f s")
+  :format("join and leave", same_sums and flat and "ok" or "FAILED", graphs.done, graphs.steps, same_sums and "as in" or "OTHER than in",
+    graphs.allocations, graphs.grown, graphs.seconds, eager.seconds) or ("join and leave: " .. (type(graphs) == "table" and graphs.message or tostring(graphs)))
 print(table.concat(rows, "\n"))
 return failed == 0 and 0 or 1
