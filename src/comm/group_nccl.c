@@ -1,14 +1,16 @@
 /* comm/group_nccl.c - collectives on GPU memory through NCCL: one thread, one GPU, one communicator.
  *
- * Communicators do not block: every call is followed by polling its state, the world's abort and the
- * clock. All calls of a rank go to its one stream, so all ranks see one order. */
+ * A call only puts work on the rank's one stream, so all ranks see one order; what waits for it
+ * (weft_cuda_wait) polls the communicators' errors, the world's abort and the clock. Making a
+ * communicator waits for the peers inside NCCL: a helper thread does that. (Communicators that do
+ * not block start a thread for every call, which costs more than the call.) */
 #include "comm/internal.h"
 
 #ifdef WEFT_HAVE_NCCL
 
 #include <nccl.h>
-#include <sched.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 struct weft__nccl {
     ncclComm_t comm;
@@ -21,37 +23,75 @@ static weft_status failed(const weft_group *group, const char *what, ncclResult_
                      detail != NULL && *detail ? ": " : "", detail != NULL ? detail : "");
 }
 
-/* Until the last call has been taken. */
-static weft_status settle(const weft_group *group, const char *what, ncclResult_t result, ncclComm_t comm)
+static weft_status taken(const weft_group *group, const char *what, ncclResult_t result)
+{
+    return result == ncclSuccess ? WEFT_OK : failed(group, what, result, group->nccl->comm);
+}
+
+/* What a helper thread makes while the rank waits within bounds. Whoever lets go last frees it. */
+typedef struct {
+    atomic_int done, holders;
+    ncclUniqueId id;
+    ncclComm_t comm;
+    ncclResult_t result;
+    int size, rank, device;
+} birth;
+
+static void let_go(birth *b)
+{
+    if (atomic_fetch_sub(&b->holders, 1) == 1) free(b);
+}
+
+static void *make(void *context)
+{
+    birth *b = context;
+    b->result = cudaSetDevice(b->device) == cudaSuccess ? ncclCommInitRank(&b->comm, b->size, b->id, b->rank) : ncclUnhandledCudaError;
+    atomic_store(&b->done, 1);
+    let_go(b);
+    return NULL;
+}
+
+static weft_status wait_for(const weft_group *group, birth *b)
 {
     double began = weft__now();
-    while (result == ncclInProgress) {
+    while (!atomic_load(&b->done)) {
         WEFT_TRY(weft_world_check(group->world));
         if (weft__now() - began > group->world->timeout)
-            return weft_fail(WEFT_TIMEOUT, "group %s: %s did not finish within %.3g s", group->name, what, group->world->timeout);
-        sched_yield();
-        ncclResult_t asked = ncclCommGetAsyncError(comm, &result);
-        if (asked != ncclSuccess) return failed(group, what, asked, comm);
+            return weft_fail(WEFT_TIMEOUT, "group %s: making a communicator did not finish within %.3g s", group->name, group->world->timeout);
+        usleep(200);
     }
-    return result == ncclSuccess ? WEFT_OK : failed(group, what, result, comm);
+    return b->result == ncclSuccess ? WEFT_OK : failed(group, "making a communicator", b->result, NULL);
 }
 
 weft_status weft__nccl_join(weft_group *group)
 {
-    ncclUniqueId id;
-    if (group->rank == 0) {
-        ncclResult_t result = ncclGetUniqueId(&id);
-        if (result != ncclSuccess) return failed(group, "making an id", result, NULL);
-    }
-    WEFT_TRY(weft_group_broadcast_bytes(group, &id, sizeof id, 0));
     struct weft__nccl *nccl = calloc(1, sizeof *nccl);
-    if (nccl == NULL) return weft_fail(WEFT_MEMORY, "no memory for a communicator");
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    ncclResult_t result = ncclCommInitRankConfig(&nccl->comm, group->size, id, group->rank, &config);
-    group->nccl = nccl;
-    weft_status status = settle(group, "making a communicator", result, nccl->comm);
-    if (status != WEFT_OK) weft__nccl_leave(group, 0);
+    birth *b = calloc(1, sizeof *b);
+    pthread_t thread;
+    weft_status status = nccl && b ? WEFT_OK : weft_fail(WEFT_MEMORY, "no memory for a communicator");
+    if (status == WEFT_OK && group->rank == 0) {
+        ncclResult_t result = ncclGetUniqueId(&b->id);
+        if (result != ncclSuccess) status = failed(group, "making an id", result, NULL);
+    }
+    if (status == WEFT_OK) status = weft_group_broadcast_bytes(group, &b->id, sizeof b->id, 0);
+    if (status == WEFT_OK) {
+        atomic_init(&b->holders, 2);
+        b->size = group->size;
+        b->rank = group->rank;
+        b->device = weft_cuda_index(group->owner->cuda);
+        if (pthread_create(&thread, NULL, make, b) != 0) status = weft_fail(WEFT_MEMORY, "no thread to make a communicator");
+    }
+    if (status != WEFT_OK) {
+        free(b);
+        free(nccl);
+        return status;
+    }
+    pthread_detach(thread);
+    status = wait_for(group, b);
+    nccl->comm = status == WEFT_OK ? b->comm : NULL;
+    let_go(b);
+    if (status == WEFT_OK) group->nccl = nccl;
+    else free(nccl);
     return status;
 }
 
@@ -70,7 +110,6 @@ void weft__nccl_leave(weft_group *group, int together)
     group->nccl = NULL;
     if (nccl == NULL) return;
     if (nccl->comm != NULL) {
-        if (together) together = settle(group, "closing", ncclCommFinalize(nccl->comm), nccl->comm) == WEFT_OK;
         if (together) (void)ncclCommDestroy(nccl->comm);
         else (void)ncclCommAbort(nccl->comm);
     }
@@ -104,7 +143,7 @@ static weft_status all_gather(weft_group *group, const weft__call *call, const v
     int64_t parts = group->size, rows = call->rows;
     void *flat = out;
     if (rows > 1) WEFT_TRY(weft_arena_scratch(group->owner->arena, bytes * (size_t)parts, &flat));
-    WEFT_TRY(settle(group, "all_gather", ncclAllGather(in, flat, bytes, ncclUint8, comm, stream), comm));
+    WEFT_TRY(taken(group, "all_gather", ncclAllGather(in, flat, bytes, ncclUint8, comm, stream)));
     if (rows <= 1) return WEFT_OK;
     size_t piece = bytes / (size_t)rows;
     for (int64_t p = 0; p < parts; p++)
@@ -122,8 +161,8 @@ static weft_status reduce_scatter(weft_group *group, const weft__call *call, con
         WEFT_TRY(flatten(group, in, piece, call->rows, group->size, &flat));
         in = flat;
     }
-    return settle(group, "reduce_scatter",
-                  ncclReduceScatter(in, out, (size_t)(call->count / group->size), type_of(call->dtype), ncclSum, comm, stream), comm);
+    return taken(group, "reduce_scatter",
+                 ncclReduceScatter(in, out, (size_t)(call->count / group->size), type_of(call->dtype), ncclSum, comm, stream));
 }
 
 static weft_status all_to_all(weft_group *group, const void *in, size_t bytes, void *out, cudaStream_t stream)
@@ -133,12 +172,10 @@ static weft_status all_to_all(weft_group *group, const void *in, size_t bytes, v
     ncclResult_t result = ncclGroupStart();
     for (int m = 0; m < group->size && result == ncclSuccess; m++) {
         result = ncclSend((const char *)in + (size_t)m * piece, piece, ncclUint8, m, comm, stream);
-        if (result == ncclSuccess || result == ncclInProgress)
-            result = ncclRecv((char *)out + (size_t)m * piece, piece, ncclUint8, m, comm, stream);
-        if (result == ncclInProgress) result = ncclSuccess;
+        if (result == ncclSuccess) result = ncclRecv((char *)out + (size_t)m * piece, piece, ncclUint8, m, comm, stream);
     }
     ncclResult_t ended = ncclGroupEnd();
-    return settle(group, "all_to_all", result != ncclSuccess ? result : ended, comm);
+    return taken(group, "all_to_all", result != ncclSuccess ? result : ended);
 }
 
 weft_status weft__nccl_collective(weft_group *group, const weft__call *call, const void *in, size_t bytes, void *out)
@@ -151,15 +188,14 @@ weft_status weft__nccl_collective(weft_group *group, const weft__call *call, con
     WEFT_TRY(weft_world_check(group->world));
     switch (call->op) {
     case WEFT__OP_ALL_REDUCE:
-        return settle(group, "all_reduce",
-                      ncclAllReduce(in, out, (size_t)call->count, type_of(call->dtype), call->reduce == WEFT_REDUCE_MAX ? ncclMax : ncclSum,
-                                    comm, stream),
-                      comm);
+        return taken(group, "all_reduce",
+                     ncclAllReduce(in, out, (size_t)call->count, type_of(call->dtype), call->reduce == WEFT_REDUCE_MAX ? ncclMax : ncclSum,
+                                   comm, stream));
     case WEFT__OP_ALL_GATHER: return all_gather(group, call, in, bytes, out, stream);
     case WEFT__OP_REDUCE_SCATTER: return reduce_scatter(group, call, in, bytes, out, stream);
     case WEFT__OP_ALL_TO_ALL: return all_to_all(group, in, bytes, out, stream);
     case WEFT__OP_BROADCAST:
-        return settle(group, "broadcast", ncclBroadcast(in, out, bytes, ncclUint8, call->root, comm, stream), comm);
+        return taken(group, "broadcast", ncclBroadcast(in, out, bytes, ncclUint8, call->root, comm, stream));
     default: return weft_fail(WEFT_INTERNAL, "no such collective on GPUs");
     }
 }

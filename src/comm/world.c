@@ -131,7 +131,7 @@ static void destroy_rank(weft_object *object)
     weft_pool_destroy(rank->pool);
     if (rank->arena != NULL) weft_arena_release(rank->arena);
     WEFT_RELEASE(rank->step_buffer);
-    if (rank->cuda != NULL) weft_cuda_watch(rank->cuda, NULL, NULL, 5); /* the world may go before its tensors */
+    if (rank->cuda != NULL) weft_cuda_watch(rank->cuda, NULL, NULL, NULL, 5); /* the world may go before its tensors */
     WEFT_RELEASE(rank->device_memory);
     weft_cuda_release(rank->cuda);
     WEFT_RELEASE(rank->memory);
@@ -202,6 +202,22 @@ static weft_status check_world(void *context)
     return weft__check_groups(rank);
 }
 
+/* A wait for the GPU took too long: the rank that has done least is behind it. */
+static weft_status blame(void *context)
+{
+    weft_rank *rank = context;
+    weft_world *world = rank->world;
+    int silent = -1;
+    unsigned long long least = 0;
+    for (int r = 0; r < world->world_size; r++) {
+        unsigned long long progress = atomic_load_explicit(&world->presence[r].progress, memory_order_relaxed);
+        if (r == rank->rank || (silent >= 0 && progress >= least)) continue;
+        silent = r;
+        least = progress;
+    }
+    return silent < 0 ? WEFT_OK : weft__wait_failed(world, rank->rank, WEFT__TIMED_OUT, silent);
+}
+
 weft_status weft_rank_use_cuda(weft_rank *rank, int index, long long limit_bytes)
 {
     if (rank->cuda != NULL) return weft_fail(WEFT_INVALID, "rank %d uses GPU %d already", rank->rank, weft_cuda_index(rank->cuda));
@@ -216,7 +232,7 @@ weft_status weft_rank_use_cuda(weft_rank *rank, int index, long long limit_bytes
         weft_cuda_release(cuda);
         return status;
     }
-    weft_cuda_watch(cuda, check_world, rank, rank->world->timeout);
+    weft_cuda_watch(cuda, check_world, blame, rank, rank->world->timeout);
     weft_arena_release(rank->arena);
     WEFT_RELEASE(rank->device_memory);
     rank->arena = arena;

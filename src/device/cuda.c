@@ -160,9 +160,11 @@ void *weft_cuda_stream(const weft_cuda *cuda) { return cuda->stream; }
 struct weft_cuda_context *weft_cuda_kernels(const weft_cuda *cuda) { return cuda->kernels; }
 void weft_cuda_moved(weft_cuda *cuda) { cuda->generation++; }
 
-void weft_cuda_watch(weft_cuda *cuda, weft_status (*check)(void *context), void *context, double seconds)
+void weft_cuda_watch(weft_cuda *cuda, weft_status (*check)(void *context), weft_status (*late)(void *context), void *context,
+                     double seconds)
 {
     cuda->check = check;
+    cuda->late = late;
     cuda->check_context = context;
     cuda->timeout = seconds;
 }
@@ -210,8 +212,9 @@ static weft_status wait_event(weft_cuda *cuda, cudaEvent_t event, const char *wh
         sched_yield();
         double now = weft__cuda_now();
         if (began == 0) began = now;
-        if (now - began > cuda->timeout)
-            return weft_fail(WEFT_TIMEOUT, "GPU %d did not finish within %.3g s (%s)", cuda->index, cuda->timeout, what);
+        if (now - began <= cuda->timeout) continue;
+        if (cuda->late != NULL) WEFT_TRY(cuda->late(cuda->check_context));
+        return weft_fail(WEFT_TIMEOUT, "GPU %d did not finish within %.3g s (%s)", cuda->index, cuda->timeout, what);
     }
 }
 

@@ -27,8 +27,10 @@ void weft_cuda_release(weft_cuda *cuda); /* NULL is allowed. The last one gives 
 int weft_cuda_index(const weft_cuda *cuda);
 void *weft_cuda_stream(const weft_cuda *cuda);
 struct weft_cuda_context *weft_cuda_kernels(const weft_cuda *cuda); /* of kernels/weft_cuda.h */
-/* Every wait calls check(context) and leaves with its failure; and with TIMEOUT after `seconds`. */
-void weft_cuda_watch(weft_cuda *cuda, weft_status (*check)(void *context), void *context, double seconds);
+/* Every wait calls check(context) and leaves with its failure; after `seconds` with that of late(context),
+ * or with TIMEOUT when there is none. */
+void weft_cuda_watch(weft_cuda *cuda, weft_status (*check)(void *context), weft_status (*late)(void *context), void *context,
+                     double seconds);
 
 /* ---- memory: blocks of 256-byte alignment, kept for the next request of their size ---- */
 

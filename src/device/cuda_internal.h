@@ -28,7 +28,7 @@ struct weft_cuda {
     cudaEvent_t waited;
     struct weft_cuda_context *kernels;
     void *workspace;
-    weft_status (*check)(void *context);
+    weft_status (*check)(void *context), (*late)(void *context);
     void *check_context;
     double timeout;
     uint64_t generation;

@@ -16,7 +16,10 @@ void weft_cuda_release(weft_cuda *cuda) {}
 int weft_cuda_index(const weft_cuda *cuda) { return 0; }
 void *weft_cuda_stream(const weft_cuda *cuda) { return NULL; }
 struct weft_cuda_context *weft_cuda_kernels(const weft_cuda *cuda) { return NULL; }
-void weft_cuda_watch(weft_cuda *cuda, weft_status (*check)(void *context), void *context, double seconds) {}
+void weft_cuda_watch(weft_cuda *cuda, weft_status (*check)(void *context), weft_status (*late)(void *context), void *context,
+                     double seconds)
+{
+}
 weft_status weft_cuda_alloc(weft_cuda *cuda, size_t bytes, void **out) { return none(); }
 void weft_cuda_retire(weft_cuda *cuda, void *block, size_t bytes) {}
 int weft_cuda_is_device(const void *address) { return 0; }

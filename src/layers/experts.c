@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "layers/linear.h"
+#include "layers/run.h"
 
 static void release_matrix(weft_experts_matrix *m)
 {
@@ -41,7 +42,6 @@ static weft_status build(weft_experts *l, const weft_experts_options *o)
 
 weft_status weft_experts_create(weft_experts **out, weft_rank *rank, const weft_experts_options *o)
 {
-    if (rank->cuda != NULL) return weft_fail(WEFT_UNSUPPORTED, "weft does not compute experts on a GPU yet; use --device cpu");
     weft_experts *l = calloc(1, sizeof *l);
     if (l == NULL) return weft_fail(WEFT_MEMORY, "no memory for a layer");
     weft_object_init(&l->object, destroy);

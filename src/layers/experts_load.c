@@ -4,6 +4,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "layers/run.h"
+
 /* The first bit of each kind in weft_experts.state; parts follow. */
 enum { LOADED = 0, AWAITS = WEFT_EXPERT_PARTS, SCALED = 2 * WEFT_EXPERT_PARTS };
 
@@ -45,11 +47,6 @@ static place find(weft_experts *l, weft_expert_part part, int fused)
                    .scale_rows = 2 * room, .scale_columns = blocks(hidden)};
 }
 
-static void *element(const weft_tensor *tensor, int64_t index)
-{
-    return (char *)tensor->data + (size_t)index * weft_dtype_size(tensor->dtype);
-}
-
 static int is_float(weft_dtype dtype)
 {
     return dtype == WEFT_F32 || dtype == WEFT_BF16 || dtype == WEFT_F16;
@@ -66,47 +63,75 @@ static weft_status ensure_weights(weft_experts *l, const place *p, const weft_so
         return weft_fail(WEFT_FORMAT, "tensor '%s': wanted %s like the other weights of %s, found %s", source->name,
                          weft_dtype_name(other), l->name, weft_dtype_name(dtype));
     if (p->matrix->w != NULL) return WEFT_OK;
-    return weft_tensor_create(&p->matrix->w, l->rank->memory, dtype, 3, (int64_t[]){l->experts.count, p->rows, p->columns});
+    return weft_tensor_create(&p->matrix->w, l->rank->device_memory, dtype, 3, (int64_t[]){l->experts.count, p->rows, p->columns});
 }
 
 static weft_status ensure_scales(weft_experts *l, const place *p)
 {
     weft_experts_matrix *m = p->matrix;
     if (m->scale == NULL)
-        WEFT_TRY(weft_tensor_create(&m->scale, l->rank->memory, WEFT_F32, 3,
+        WEFT_TRY(weft_tensor_create(&m->scale, l->rank->device_memory, WEFT_F32, 3,
                                     (int64_t[]){l->experts.count, p->scale_rows, p->scale_columns}));
-    if (m->scale_row == NULL) WEFT_TRY(weft_tensor_create(&m->scale_row, l->rank->memory, WEFT_I32, 1, &p->rows));
+    if (m->scale_row == NULL) WEFT_TRY(weft_tensor_create(&m->scale_row, l->rank->device_memory, WEFT_I32, 1, &p->rows));
     return WEFT_OK;
 }
 
 /* A box of one expert: of its own tensor, or of the tensor of all. */
-static weft_status read_box(const weft_source *source, int fused, int64_t expert, const int64_t *start, const int64_t *count, void *to,
-                            weft_dtype dtype, int64_t stride)
+static weft_status read_box(weft_rank *rank, const weft_source *source, int fused, int64_t expert, const int64_t *start,
+                            const int64_t *count, weft_tensor *to, int64_t offset)
 {
-    const int64_t starts[3] = {expert, start[0], start[1]}, counts[3] = {1, count[0], count[1]}, strides[3] = {0, stride, 1};
-    return weft_source_read(source, starts + !fused, counts + !fused, to, dtype, strides + !fused);
+    const int64_t starts[3] = {expert, start[0], start[1]}, counts[3] = {1, count[0], count[1]};
+    return weft_run_load(rank, source, starts + !fused, counts + !fused, to, offset);
 }
 
 static weft_status read_weights(weft_experts *l, weft_expert_part part, int64_t here, int fused, const weft_source *source)
 {
     place p = find(l, part, fused);
-    weft_tensor *w = p.matrix->w;
-    WEFT_TRY(read_box(source, fused, l->experts.offset + here, p.start, p.count,
-                      element(w, (here * p.rows + p.row) * p.columns), w->dtype, p.columns));
+    WEFT_TRY(read_box(l->rank, source, fused, l->experts.offset + here, p.start, p.count, p.matrix->w,
+                      (here * p.rows + p.row) * p.columns));
     l->state[here] |= (uint16_t)(1u << (LOADED + part));
     if (source->dtype == WEFT_F8E4M3) l->state[here] |= (uint16_t)(1u << (AWAITS + part));
     return WEFT_OK;
 }
 
-/* Multiplies the weights of a part, already widened, by their scales. */
-static void apply_scales(const place *p, int64_t here)
+/* The row of scales of local row i of a part. */
+static int64_t scale_row_of(const place *p, int64_t i)
 {
-    weft_tensor *w = p->matrix->w;
-    const int32_t *scale_row = p->matrix->scale_row->data;
-    const float *scale = (const float *)p->matrix->scale->data + here * p->scale_rows * p->scale_columns;
-    for (int64_t i = 0; i < p->count[0]; i++)
-        weft_scale_row(element(w, (here * p->rows + p->row + i) * p->columns), w->dtype, p->columns,
-                       scale + scale_row[p->row + i] * p->scale_columns, p->start[1]);
+    return p->scale_row + (p->start[0] + i) / WEFT_SCALE_BLOCK - p->start[0] / WEFT_SCALE_BLOCK;
+}
+
+/* Multiplies the weights of a part, already widened, by their scales: on the host. */
+static weft_status apply_scales(const place *p, int64_t here)
+{
+    weft_tensor *expert = NULL, *part = NULL, *rows = NULL, *scales = NULL, *scale = NULL;
+    weft_status status = weft_tensor_select(&expert, p->matrix->w, 0, here);
+    if (status == WEFT_OK) status = weft_tensor_narrow(&part, expert, 0, p->row, p->count[0]);
+    if (status == WEFT_OK) status = weft_tensor_to_host(&rows, part);
+    if (status == WEFT_OK) status = weft_tensor_select(&scales, p->matrix->scale, 0, here);
+    if (status == WEFT_OK) status = weft_tensor_to_host(&scale, scales);
+    for (int64_t i = 0; status == WEFT_OK && i < p->count[0]; i++)
+        weft_scale_row((char *)rows->data + (size_t)(i * p->columns) * weft_dtype_size(rows->dtype), rows->dtype, p->columns,
+                       (const float *)scale->data + scale_row_of(p, i) * p->scale_columns, p->start[1]);
+    if (status == WEFT_OK && rows->storage != part->storage) status = weft_tensor_copy(part, rows);
+    WEFT_RELEASE(scale);
+    WEFT_RELEASE(scales);
+    WEFT_RELEASE(rows);
+    WEFT_RELEASE(part);
+    WEFT_RELEASE(expert);
+    return status;
+}
+
+/* Which scales each row of a part has, the same for all experts. */
+static weft_status fill_scale_rows(weft_rank *rank, const place *p)
+{
+    weft_tensor *rows = NULL, *view = NULL;
+    WEFT_TRY(weft_tensor_create(&rows, rank->memory, WEFT_I32, 1, &p->count[0]));
+    for (int64_t i = 0; i < p->count[0]; i++) ((int32_t *)rows->data)[i] = (int32_t)scale_row_of(p, i);
+    weft_status status = weft_tensor_narrow(&view, p->matrix->scale_row, 0, p->row, p->count[0]);
+    if (status == WEFT_OK) status = weft_tensor_copy(view, rows);
+    WEFT_RELEASE(view);
+    WEFT_RELEASE(rows);
+    return status;
 }
 
 static weft_status read_scales(weft_experts *l, weft_expert_part part, int64_t here, int fused, const weft_source *source)
@@ -116,14 +141,11 @@ static weft_status read_scales(weft_experts *l, weft_expert_part part, int64_t h
     const int64_t first = p.start[0] / WEFT_SCALE_BLOCK;
     const int64_t start[2] = {first, p.start[1] / WEFT_SCALE_BLOCK};
     const int64_t count[2] = {blocks_of(p.start[0], p.count[0]), p.scale_columns};
-    WEFT_TRY(read_box(source, fused, l->experts.offset + here, start, count,
-                      element(m->scale, (here * p.scale_rows + p.scale_row) * p.scale_columns), WEFT_F32, p.scale_columns));
-    int32_t *scale_row = m->scale_row->data;
-    for (int64_t i = 0; i < p.count[0]; i++)
-        scale_row[p.row + i] = (int32_t)(p.scale_row + (p.start[0] + i) / WEFT_SCALE_BLOCK - first);
+    WEFT_TRY(read_box(l->rank, source, fused, l->experts.offset + here, start, count, m->scale,
+                      (here * p.scale_rows + p.scale_row) * p.scale_columns));
+    if (here == 0) WEFT_TRY(fill_scale_rows(l->rank, &p));
     l->state[here] |= (uint16_t)(1u << (SCALED + part));
-    if (m->w->dtype != WEFT_F8E4M3) apply_scales(&p, here);
-    return WEFT_OK;
+    return m->w->dtype != WEFT_F8E4M3 ? apply_scales(&p, here) : WEFT_OK;
 }
 
 /* ---- one expert ---- */

@@ -295,7 +295,6 @@ weft_status weft_layer_check_rows(const char *name, const weft_tensor *x, int64_
 static weft_status quantize(const weft_linear_weight *w, weft_rank *rank, const weft_tensor *x, weft_tensor **out)
 {
     weft_tensor *rounded = NULL;
-    if (rank->cuda != NULL) return weft_fail(WEFT_UNSUPPORTED, "%s: activations are not quantised on a GPU yet", w->name);
     WEFT_TRY(weft_arena_tensor(rank->arena, &rounded, WEFT_F32, 2, x->shape));
     weft_quantize_groups_args args = {
         .x = x->data,
@@ -308,7 +307,7 @@ static weft_status quantize(const weft_linear_weight *w, weft_rank *rank, const 
         .dtype = x->dtype,
         .y_dtype = WEFT_F32,
     };
-    weft_status status = weft_quantize_groups_cpu(&args, rank->pool);
+    weft_status status = WEFT_RUN(rank, quantize_groups, &args);
     if (status != WEFT_OK) WEFT_RELEASE(rounded);
     else *out = rounded;
     return status;

@@ -14,11 +14,10 @@ weft_status weft__load_dummy(weft_rank *rank, const weft_source *source, const i
     if (source->data != NULL || source->ndim < 1) return WEFT_OK;
     int fp8 = source->dtype == WEFT_F8E4M3 || dtype == WEFT_F8E4M3;
     if (fp8 && source->dtype != dtype) return WEFT_OK;
-    /* Rows of all dimensions but the last must follow one another: every one between the first and
-     * the last is whole. */
+    /* The rows of the box, of all dimensions but the last, must follow one another. */
     int64_t row = 0, rows = 1;
     for (int i = 0; i < last; i++) {
-        if (i > 0 && count[i] != source->shape[i]) return WEFT_OK;
+        if (rows > 1 && count[i] != source->shape[i]) return WEFT_OK;
         row = row * source->shape[i] + start[i];
         rows *= count[i];
     }

@@ -154,9 +154,23 @@ static weft_status rotate(const weft_rotary *rotary, const weft_tensor *position
     return WEFT_RUN(rotary->rank, rope, &args);
 }
 
+/* Whether the heads of k follow those of q in every token, as in packed qkv. */
+static int side_by_side(const weft_rotary *rotary, const weft_tensor *q, const weft_tensor *k)
+{
+    if (q->ndim != 2 || k->ndim != 2 || q->dtype != k->dtype || q->stride[0] != k->stride[0] || q->shape[0] != k->shape[0]) return 0;
+    if (count_heads(rotary, q) < 0 || count_heads(rotary, k) < 0) return 0;
+    return q->storage == k->storage && (char *)q->data + (size_t)q->shape[1] * weft_dtype_size(q->dtype) == (char *)k->data;
+}
+
 weft_status weft_rotary_forward(weft_rotary *rotary, const weft_tensor *positions, weft_tensor *q, weft_tensor *k)
 {
     WEFT_TRY(check_positions(rotary, positions));
+    if (k != NULL && side_by_side(rotary, q, k)) {
+        WEFT_TRY(weft_tensor_check(k));
+        weft_tensor both = *q;
+        both.shape[1] += k->shape[1];
+        return rotate(rotary, positions, &both);
+    }
     WEFT_TRY(rotate(rotary, positions, q));
     return k != NULL ? rotate(rotary, positions, k) : WEFT_OK;
 }

@@ -4,6 +4,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "layers/run.h"
+
 static void destroy(weft_object *object)
 {
     weft_router *router = (weft_router *)object;
@@ -15,7 +17,6 @@ static void destroy(weft_object *object)
 
 weft_status weft_router_create(weft_router **out, weft_rank *rank, const weft_router_options *o)
 {
-    if (rank->cuda != NULL) return weft_fail(WEFT_UNSUPPORTED, "weft does not route to experts on a GPU yet; use --device cpu");
     if (o->num_experts < 1 || o->hidden_size < 1) return weft_fail(WEFT_INVALID, "%s: sizes must be positive", o->name);
     if (o->top_k < 1) return weft_fail(WEFT_INVALID, "%s: num_experts_per_tok must be positive, got %d", o->name, o->top_k);
     if (o->top_k > o->num_experts)
@@ -49,11 +50,11 @@ weft_status weft_router_load_bias(weft_router *router, const weft_source *source
 {
     const char *name = router->weight.name;
     if (!router->has_bias) return weft_fail(WEFT_INVALID, "%s was made without a bias, got '%s'", name, source->name);
-    const int64_t count = router->weight.total_rows, first = 0, stride = 1;
+    const int64_t count = router->weight.total_rows, first = 0;
     WEFT_TRY(weft_source_expect(source, 1, &count));
     WEFT_TRY(weft_source_expect_finite(source));
-    if (router->bias == NULL) WEFT_TRY(weft_tensor_create(&router->bias, router->rank->memory, WEFT_F32, 1, &count));
-    return weft_source_read(source, &first, &count, router->bias->data, WEFT_F32, &stride);
+    if (router->bias == NULL) WEFT_TRY(weft_tensor_create(&router->bias, router->rank->device_memory, WEFT_F32, 1, &count));
+    return weft_run_load(router->rank, source, &first, &count, router->bias, 0);
 }
 
 static weft_status choose(weft_router *router, const weft_tensor *logits, weft_tensor *ids, weft_tensor *weights)
@@ -70,7 +71,7 @@ static weft_status choose(weft_router *router, const weft_tensor *logits, weft_t
         .scoring = router->scoring,
         .renormalize = router->renormalize,
     };
-    return weft_router_cpu(&args, router->rank->pool);
+    return WEFT_RUN(router->rank, router, &args);
 }
 
 weft_status weft_router_forward(weft_router *router, const weft_tensor *x, weft_tensor **ids, weft_tensor **weights)
