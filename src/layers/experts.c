@@ -122,7 +122,7 @@ static weft_status run(const weft_experts *l, const weft_tensor *x, const weft_t
     size_t bytes = 0;
     WEFT_TRY(weft_experts_workspace(&args, &bytes));
     WEFT_TRY(weft_arena_scratch(l->rank->arena, bytes, &args.workspace));
-    WEFT_TRY(weft_experts_cpu(&args, l->rank->pool));
+    WEFT_TRY(WEFT_RUN(l->rank, experts, &args));
     if (l->group == NULL) return WEFT_OK;
     return weft_group_all_reduce(l->group, y->data, y->data, weft_tensor_numel(y), y->dtype, WEFT_REDUCE_SUM);
 }
