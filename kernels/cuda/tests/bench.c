@@ -34,6 +34,7 @@ double bench_us(bench_call call, void *context, int calls)
     cudaGraphExec_t run;
     cudaEvent_t begin, end;
     double us[REPLAYS];
+    must(cudaDeviceSynchronize(), "fill"); /* copies that fill memory are not waited for otherwise */
     must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
     must(cudaEventCreate(&begin), "event");
     must(cudaEventCreate(&end), "event");
