@@ -66,6 +66,7 @@ describe("engine", function()
   local plans = {
     ["one rank"] = {},
     ["-tp 4 -tpa 2"] = { tp = 4, tpa = 2 },
+    ["plain -tp 8 -dcp 2"] = { tp = 8, dcp = 2 }, -- four KV heads: what -tp 4 -dcp 2 is to a model with one
     ["-tp 8 -tpa 2 with an all-to-all"] = { tp = 8, tpa = 2, dcp_comm_backend = "a2a", cp_kv_cache_interleave_size = 4 },
     ["a per-layer mix"] = { policy = { tensor = 4, attention = { tensor = 2 },
       layers = { [0] = { attention = { tensor = 4 } }, ["2-3"] = { attention = { tensor = 1 } } } } },
