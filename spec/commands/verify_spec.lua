@@ -3,9 +3,10 @@ local program = require "spec.support.program"
 
 describe("weft verify", function()
   it("finds that all plans up to 4 ranks agree, prompts cut into chunks of 1, 7 and 64", function()
+    local ranks = os.getenv "WEFT_SANITIZED" and 2 or 4 -- a sanitizer makes every step ten times as long
     for _, model in ipairs { "llama_mqa_tied", "mistral_sliding" } do
-      local rows = program.json { "verify", "--model", program.models .. model, "--max-ranks", "4", "--max-tokens", "4", "--json" }
-      assert.is_true(#rows > 20)
+      local rows = program.json { "verify", "--model", program.models .. model, "--max-ranks", ranks, "--max-tokens", "4", "--json" }
+      assert.is_true(#rows > (ranks == 4 and 20 or 3))
       for _, row in ipairs(rows) do
         assert.is_true(row.ok, row.plan)
         assert.is_true(row.max_rel_diff < 1e-4, row.plan)

@@ -26,7 +26,7 @@ function program.run(words)
   local line = { "WEFT_BENCH_FILE=/dev/null " .. (words.env or ""), "env -u LD_PRELOAD", quote(program.path) }
   if os.getenv "WEFT_SANITIZED" then line[2] = "env -u LD_PRELOAD" end
   for _, word in ipairs(words) do line[#line + 1] = quote(word) end
-  local status = os.execute(("timeout %d env %s %s <%s >%s 2>%s"):format(words.limit or 120, line[1],
+  local status = os.execute(("timeout %d env %s %s <%s >%s 2>%s"):format(words.limit or (os.getenv "WEFT_SANITIZED" and 900 or 120), line[1],
     table.concat(line, " ", 2), input, out, err))
   os.remove(input)
   local code = type(status) == "number" and (status > 255 and math.floor(status / 256) or status) or (status and 0 or 1)
