@@ -9,7 +9,7 @@
 --
 -- A step is one forward pass of a ragged batch: every running request gives its next token or its
 -- next chunk of prompt, within a token budget. Requests join and leave at any step. Rank 0 decides
--- and publishes the step record; all ranks execute it (runtime.lua).
+-- and publishes the step record; all ranks execute it (session.lua).
 local core = require "weft.core"
 local errors = require "weft.errors"
 local gpu = require "weft.gpu"
@@ -65,7 +65,7 @@ function Engine:close()
   finish()
 end
 
---- session: what runtime.lua built on this rank. options: max_batch, max_batch_tokens, prefill_chunk.
+--- session: what session.lua built on this rank. options: max_batch, max_batch_tokens, prefill_chunk.
 function Engine.new(session, options)
   local cfg = session.cfg
   return setmetatable({

@@ -73,7 +73,7 @@ local commands = {
       { "--context", key = "context", kind = "int", min = 1, max = 1e8, meta = "N", help = "tokens in the cache when decoding starts (default 128)" },
       { "--prefill", key = "prefill", kind = "int", min = 1, max = 1e8, meta = "N", help = "tokens of the timed prefill (default: --context)" },
       { "--steps", key = "steps", kind = "int", min = 1, max = 1e6, meta = "N", help = "timed decode steps (default 32)" },
-      { "--machine", key = "machine", kind = "string", meta = "NAME", help = "name under which weft plan finds the figures (default cpu)" }, json_flag,
+      { "--machine", key = "machine", kind = "string", meta = "NAME", help = "name under which weft plan finds the figures (default: cpu, or the GPU's)" }, json_flag,
     }, model_flags, plan_flags, { sampling_flags[7] } }, script = true,
     usage = "weft bench [SCRIPT.lua] --model DIR [--batch N --context N --prefill N] [plan] [--json]",
     about = "Times prefill and decode." },

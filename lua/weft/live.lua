@@ -3,10 +3,8 @@
 local core = require "weft.core"
 local models = require "weft.models"
 local policies = require "weft.policy"
-local runtime = require "weft.runtime"
+local Session = require "weft.session"
 local Reuse = require "weft.reuse"
-
-local Session = runtime.Session
 
 local function sizes_of(bytes)
   if bytes < 1e6 then return ("%.1f kB"):format(bytes / 1e3) end
@@ -61,7 +59,7 @@ local function rebuild(session, change, prepare, undo)
     local fresh = setmetatable({}, Session)
     for key, value in pairs(session) do fresh[key] = value end
     for key, value in pairs(change) do fresh[key] = value end
-    runtime.build_model(fresh, fresh.script, fresh.options)
+    Session.build_model(fresh, fresh.script, fresh.options)
     return core.commit(function()
       committed = true
       for key, value in pairs(fresh) do session[key] = value end

@@ -7,6 +7,7 @@
 --   memory                 bytes of a device
 --   reserve                bytes that weights and cache cannot have: activations, graphs, libraries
 --   bandwidth              bytes a second that a copy reaches, read plus written
+--   share                  of the bandwidth, what reading reaches: `product` by dtype of the weights, `attention`, `experts`
 --   flops                  by dtype: operations a second that a large product reaches
 --   shared                 true: all ranks share memory, bandwidth and flops of one machine
 --   link                   bytes a second that a rank sends to others of its domain
@@ -14,23 +15,28 @@
 --   outer                  { link =, latency = } of the network between domains
 --   latency                seconds: `product` (a matrix product beside its bytes), `attention`, `experts`,
 --                          `kernel` (norm, rope, activation, sampler), `step` (once a step, on the host)
---   collective             by operation: { base, per_rank } seconds of a small one, base + per_rank * (n - 2)
+--   collective             by operation: { base, per_rank } seconds of a small one on n ranks, base + per_rank * (n - 2);
+--                          bytes / link come on top
+--
+-- An operation is priced at max(bytes / (bandwidth * share), operations / flops) + latency, a collective at its
+-- latency + bytes / link (price.lua). `weft lua scripts/predict.lua` holds h200 against measured steps.
 local machines = {}
 
 local us = 1e-6
 
 local profiles = {
   -- Measured on one and two H200 (device copy 4.31 TB/s; bf16 product of 8192^3 784 TFLOP/s, fp8 1156 with
-  -- blocks; an all-reduce of 64 MB at 276 GB/s). Small products take 4 to 5 us beyond their bytes, and small
-  -- all-reduces 2.5, 2.8 and 3.5 us on 2, 4 and 8 GPUs with kernels over peer memory; the other
-  -- collectives are NCCL's, published with NVIDIA AIConfigurator.
+  -- blocks; an all-reduce of 64 MB at 276 GB/s). Small products take 4 to 5 us beyond their bytes; scripts/bench.md
+  -- has these figures, scripts/predict.lua what they make of whole steps. What a rank more adds to an all-reduce,
+  -- and the other collectives, which are NCCL's, are published with NVIDIA AIConfigurator.
   h200 = {
     memory = 141e9, reserve = 4e9, bandwidth = 4.31e12,
+    share = { product = { float32 = 1, bfloat16 = 1, float16 = 1, float8_e4m3 = 0.85 }, attention = 0.95, experts = 0.25 },
     flops = { float32 = 5.0e13, bfloat16 = 7.84e14, float16 = 7.84e14, float8_e4m3 = 1.156e15 },
     link = 2.8e11, domain = 8, outer = { link = 4.5e10, latency = 15 * us },
-    latency = { product = 4 * us, attention = 6 * us, experts = 7 * us, kernel = 1 * us, step = 20 * us },
+    latency = { product = 4 * us, attention = 6 * us, experts = 7 * us, kernel = 1.7 * us, step = 20 * us },
     collective = {
-      all_reduce = { 2.5 * us, 0.17 * us }, all_gather = { 5.2 * us, 1.2 * us },
+      all_reduce = { 14 * us, 0.17 * us }, all_gather = { 5.2 * us, 1.2 * us },
       reduce_scatter = { 6.0 * us, 1.2 * us }, all_to_all = { 7.5 * us, 0 },
     },
   },
@@ -46,6 +52,7 @@ local profiles = {
   -- those of collectives through shared memory, are estimates for an idle machine.
   cpu = {
     memory = 16e9, reserve = 5e8, bandwidth = 4.7e10, shared = true,
+    share = { product = { float32 = 1, bfloat16 = 0.85, float16 = 0.85, float8_e4m3 = 0.7 }, attention = 0.85, experts = 0.7 },
     flops = { float32 = 1.34e11, bfloat16 = 3.58e11, float16 = 1.34e11, float8_e4m3 = 1.34e11 },
     link = 1e10, domain = 1024, outer = { link = 1e9, latency = 50 * us },
     latency = { product = 4 * us, attention = 6 * us, experts = 8 * us, kernel = 1.5 * us, step = 30 * us },
@@ -90,7 +97,10 @@ local function check(profile, from)
   end
   demand("", profile, { "memory", "bandwidth", "link", "domain" })
   demand("", profile, { "reserve" }, true)
-  demand("flops", profile.flops, { "float32", "bfloat16", "float16", "float8_e4m3" })
+  local dtypes = { "float32", "bfloat16", "float16", "float8_e4m3" }
+  demand("flops", profile.flops, dtypes)
+  demand("share", profile.share, { "attention", "experts" })
+  demand("share.product", profile.share.product, dtypes)
   demand("outer", profile.outer, { "link" })
   demand("outer", profile.outer, { "latency" }, true)
   demand("latency", profile.latency, { "product", "attention", "experts", "kernel", "step" }, true)
@@ -123,6 +133,10 @@ local function from_file(path)
   return check(complete(result, path), path)
 end
 
+--- Whether there is a profile of this name.
+function machines.has(name) return profiles[name] ~= nil end
+
+--- The profile of a name or of a file, checked.
 function machines.get(name)
   if profiles[name] then
     local profile = complete(profiles[name], name)

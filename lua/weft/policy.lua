@@ -19,6 +19,14 @@ local plan_flags = {
   { "cp_kv_cache_interleave_size", "--cp-kv-cache-interleave-size" }, { "expert_parallel_size", "-ep" },
 }
 
+--- Whether options (of weft.flags) say how the model is cut.
+function policies.says_how(options)
+  for _, flag in ipairs(plan_flags) do
+    if options[flag[1]] ~= nil then return true end
+  end
+  return options.plan ~= nil
+end
+
 local function is_policy(value)
   return type(value) == "userdata" and getmetatable(value) == "weft.policy"
 end
@@ -54,10 +62,29 @@ local function run_script(path)
   return result
 end
 
+--- The sizes that a plan script writes down, legal or not: the table it gives to weft.policy, or returns; nil
+-- when there is none.
+function policies.sizes_written(path)
+  local weft, written = require "weft", nil
+  local make = weft.policy
+  weft.policy = function(sizes)
+    written = written or sizes
+    return make(sizes)
+  end
+  local ok, result = pcall(run_script, path)
+  weft.policy = make
+  if not written and ok and not is_policy(result) then written = result end
+  return type(written) == "table" and written or nil
+end
+
 -- A policy, or the table of sizes that makes one.
 local function as_policy(value, path)
   if is_policy(value) then return value end
-  if type(value) == "table" then return core.policy(value) end
+  if type(value) == "table" then
+    local ok, policy = pcall(core.policy, value)
+    if ok then return policy end
+    fail("the plan %s: %s", path, type(policy) == "table" and policy.message or (tostring(policy):gsub("^%S+:%d+: ", "")))
+  end
   fail("the plan %s must return a weft.policy{...}, got %s", path, value == nil and "nothing" or type(value))
 end
 

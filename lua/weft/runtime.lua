@@ -1,154 +1,10 @@
---- From options to running ranks: checks everything that needs no weights, starts the ranks, builds
--- the model on each, and runs a job on rank 0 while the others execute what it publishes.
+--- From options to running ranks: starts them, builds the model on each, and runs a job on rank 0 while the
+-- others execute what it publishes.
 local core = require "weft.core"
-local errors = require "weft.errors"
-local config = require "weft.config"
-local gpu = require "weft.gpu"
-local models = require "weft.models"
-local policies = require "weft.policy"
-local Weights = require "weft.weights"
-local Parts = require "weft.parts"
+local Session = require "weft.session"
+local setup = require "weft.setup"
 
 local runtime = {}
-
-local function usage(message) errors.raise { usage = true, message = message } end
-
---- Runs SCRIPT.lua (or finds the registered model) in this state: the model's table, its name, its text.
-function runtime.load_model(options, cfg)
-  if not options.script then
-    local model, message = models.find(cfg.architectures[1])
-    if not model then errors.raise { message = message, code = "unsupported" } end
-    return model, cfg.architectures[1], cfg.architectures[1]
-  end
-  local text = errors.read_file(options.script, "the model script")
-  local chunk, syntax = loadstring(text, "@" .. options.script)
-  if not chunk then errors.raise { message = "the model script has a syntax error: " .. syntax, code = "format" } end
-  local model = chunk()
-  if type(model) ~= "table" or type(model.build) ~= "function" then
-    errors.raise { message = ("%s must return a model made by weft.model \"Name\" {...} with a build function, got %s")
-      :format(options.script, type(model) == "table" and "a table without build" or type(model)), code = "invalid" }
-  end
-  return model, model.name, text
-end
-
-local function compute_dtype(options, cfg)
-  local dtype = options.dtype or "auto"
-  if dtype == "auto" then dtype = cfg.dtype or (cfg.quantization and "bfloat16") or "float32" end
-  return dtype
-end
-
---- Where the ranks of these options compute: "cpu" or "cuda", the default where there is a GPU.
-function runtime.device(options)
-  if options.device == "cpu" then return "cpu" end
-  local gpus = core.gpu.count()
-  if gpus > 0 then return "cuda" end
-  if options.device == "cuda" then
-    usage(core.gpu.built and "--device cuda: this process sees no GPU; use --device cpu"
-      or "--device cuda: this build of weft has no CUDA kernels; use --device cpu")
-  end
-  return "cpu"
-end
-
-local function check_gpus(options, num_ranks)
-  if runtime.device(options) ~= "cuda" or options.oversubscribe then return end
-  local gpus = core.gpu.count()
-  if num_ranks > gpus then
-    usage(("the plan needs %d ranks, and this machine has %d GPU%s; --oversubscribe lets ranks share one, --device cpu uses threads")
-      :format(num_ranks, gpus, gpus == 1 and "" or "s"))
-  end
-end
-
---- Everything that can be refused before weights are read: config, model, policy, rules.
--- Returns { cfg, policy, num_ranks, name }. The error of a refused plan holds `refused` = { rule, nearest }.
-function runtime.check(options)
-  if not options.model or options.model == "" then usage "--model is missing: a folder with config.json and weights" end
-  local load_format = options.load_format or "auto"
-  if load_format == "gguf" then usage "--load-format gguf: weft does not read GGUF files yet" end
-  if load_format ~= "auto" and load_format ~= "safetensors" and load_format ~= "dummy" then
-    usage(("--load-format is one of auto, safetensors, dummy, got '%s'"):format(load_format))
-  end
-  runtime.device(options)
-  if options.model:match "%.json$" and load_format ~= "dummy" and not options.plan_only then
-    usage(("--model %s: a config.json alone is for weft plan and --load-format dummy; give the folder"):format(options.model))
-  end
-  local cfg = config.load(options.model)
-  cfg.compute_dtype = compute_dtype(options, cfg)
-  if options.quantization == "fp8_block" and not cfg.quantization then
-    usage "--quantization fp8_block: the model's config.json names no fp8 quantisation, its weights are plain"
-  end
-  local shown = print
-  print = function() end -- the script runs again on each rank: what it prints is rank 0's to say
-  local ran, model, name = pcall(runtime.load_model, options, cfg)
-  print = shown
-  if not ran then error(model, 0) end
-  if models.supports(name, "experts") and not cfg.num_experts then
-    errors.raise { code = "format", message = ("%s: num_local_experts (or num_experts) is missing, and %s has experts")
-      :format(options.model:match "%.json$" and options.model or options.model .. "/config.json", name) }
-  end
-  local known = { name = name, supports = models.supports }
-  local function refuse(rule)
-    local list, flags = require("weft.plan_nearest").list(options, cfg, known, 3), {}
-    for i, plan in ipairs(list) do flags[i] = plan.flags end
-    local near = #flags > 0 and (" Nearest legal plan%s: %s"):format(#flags > 1 and "s" or "", table.concat(flags, ", "))
-    errors.raise { usage = true, message = near and rule:gsub("%.?$", ".", 1) .. near or rule, refused = { rule = rule, nearest = list } }
-  end
-  local ok, policy = pcall(policies.from_options, options)
-  if not ok then refuse(type(policy) == "table" and policy.message or tostring(policy)) end
-  local valid, message = policies.validate(policy, cfg, known)
-  if not valid then refuse(message) end
-  check_gpus(options, policy.num_ranks)
-  return { cfg = cfg, policy = policy, num_ranks = policy.num_ranks, name = name }
-end
-
--- Writes a line to standard error on rank 0; with -v only.
-local function logger(options, rank)
-  return function(format, ...)
-    if options.verbose and rank.rank == 0 then io.stderr:write("weft: ", format:format(...), "\n") end
-  end
-end
-
--- Progress while weights load, on a terminal.
-local function progress(rank, cfg)
-  if rank.rank ~= 0 or not core.isatty(2) then return nil end
-  local shown, total = -1, cfg.num_hidden_layers
-  return function(name)
-    local layer = tonumber(name:match "layers%.(%d+)%.")
-    local percent = layer and math.floor(100 * (layer + 1) / total)
-    if percent and percent ~= shown then
-      shown = percent
-      io.stderr:write(("\rloading weights %3d%%"):format(percent), percent == 100 and "\n" or "")
-    end
-  end
-end
-
-local Session = {}
-Session.__index = Session
-runtime.Session = Session -- its other methods: live.lua
-
---- One forward pass on this rank: ids drawn (rows that need no filters) and, when the record asks,
--- all logits (float32 [rows, vocab]).
-function Session:execute(step)
-  core.begin_step()
-  if self.device == "cuda" then return gpu.execute(self, step) end
-  local hidden = self.model.forward(step)
-  if type(hidden) ~= "userdata" then
-    errors.raise { code = "invalid", message = ("forward of model '%s' must return the hidden states, a tensor [tokens, hidden_size], got %s")
-      :format(self.name, type(hidden)) }
-  end
-  if step.num_logits == 0 then return nil end
-  local rows = core.gather_rows(hidden, step.logits_indices)
-  local logits = self.model.lm_head:forward(rows)
-  if step.gather_logits then
-    local full = self.model.lm_head:gather(logits)
-    return self.sampler:forward_step(logits, step), full
-  end
-  return self.sampler:forward_step(logits, step)
-end
-
---- Captured graphs go before the groups whose collectives they hold.
-function Session:close()
-  if self.graphs then gpu.close_graphs(self) end
-end
 
 -- Ranks other than 0: execute what is published until the stop record.
 local function follow(session)
@@ -161,181 +17,17 @@ local function follow(session)
   end
 end
 
--- All ranks must have run the same script and the same model files.
-local function compare_scripts(everyone, rank, text)
-  local theirs = everyone:broadcast_value(text, 0)
-  if theirs ~= text then
-    error(("rank %d read another model script than rank 0; all ranks must run the same"):format(rank.rank), 0)
-  end
-end
-
-local function cache_blocks(session, options, attentions)
-  local per_block = 0
-  for _, attention in ipairs(attentions) do per_block = per_block + attention:bytes_per_block(session.block_tokens) end
-  local blocks
-  local room = session.device == "cuda" and gpu.cache_bytes(session, options)
-  if room and not options.kv_cache_bytes and per_block > 0 then
-    blocks = math.floor(room / per_block)
-    if blocks < 1 then
-      error({ message = ("no room for a cache: %.1f MB are left on the GPU, one block of %d tokens takes %d bytes; raise --gpu-memory-utilization")
-        :format(room / 1e6, session.block_tokens, per_block), code = "device_memory" }, 0)
-    end
-  elseif options.kv_cache_bytes and per_block > 0 then
-    blocks = math.floor(options.kv_cache_bytes / per_block)
-    if blocks < 1 then
-      errors.raise { usage = true, message = ("--kv-cache-bytes %d holds no block: one block of %d tokens takes %d bytes on this rank")
-        :format(options.kv_cache_bytes, session.block_tokens, per_block) }
-    end
-  else
-    blocks = math.ceil((options.cache_tokens or math.min(session.cfg.max_position_embeddings, 8192)) / session.block_tokens)
-  end
-  -- Block ids are shared: the rank with the least room decides for all.
-  local least = session.everyone:all_reduce(core.tensor({ 1 }, "int32", { -math.min(blocks, 2 ^ 30) }), "max")
-  return -least:get(0), per_block
-end
-
--- A list of every rank's value. Collective.
-local function on_all_ranks(everyone, value)
-  local list = {}
-  for root = 0, everyone.size - 1 do list[root + 1] = everyone:broadcast_value(value, root) end
-  return list
-end
-
--- The checkpoint's weights, as this run wants them.
-local function open_weights(options, rank, cfg)
-  local checkpoint, message, code = core.checkpoint.open(options.model, { format = options.load_format or "auto" })
-  if not checkpoint then errors.raise { message = message, code = code } end
-  return Weights.new(checkpoint, {
-    param_dtype = cfg.compute_dtype == "float32" and "auto" or cfg.compute_dtype,
-    dummy_dtype = cfg.dtype, on_tensor = progress(rank, cfg), quantization = cfg.quantization,
-    dequantize = options.quantization == "none", quantize_activations = options.quantization == "fp8_block",
-  })
-end
-
--- The widest window where every layer has one, else nil: pages behind it can be given back.
-local function widest_window(attentions)
-  local widest = 0
-  for _, attention in ipairs(attentions) do
-    if attention.sliding_window == 0 then return nil end
-    widest = math.max(widest, attention.sliding_window)
-  end
-  return widest > 0 and widest or nil
-end
-
--- Runs the model script's build, listening to every layer it makes.
-local function build_layers(session, model, weights)
-  local attentions, nn, parts = {}, require "weft.nn", Parts.new(session.cfg)
-  session.weight_bytes = 0
-  nn.on_layer = function(kind, layer)
-    parts:add(kind, layer, weights.options.last_tensor)
-    if kind == "attention" then
-      attentions[#attentions + 1] = layer
-    elseif not (kind == "lm_head" and layer.tied) then
-      session.weight_bytes = session.weight_bytes + layer.weight_bytes
-    end
-  end
-  local policy = { get = function(_, ...) return core.layer_parallel.get(...) end }
-  local make = model.build
-  if session.reuse then make = function(...) return session.reuse:build(nn, weights, model.build, ...) end end
-  local ok, built = pcall(make, session.cfg, weights, policy)
-  nn.on_layer = function() end
-  if not ok then error(built, 0) end
-  if type(built) ~= "table" or type(built.forward) ~= "function" or type(built.lm_head) ~= "userdata" then
-    error(("build of model '%s' must return a table with forward(step) and lm_head"):format(session.name), 0)
-  end
-  session.model, session.attentions = built, attentions
-  session.layers, session.parts = parts.layers, parts.others
-end
-
--- Gives each attention its pages.
-local function bind_pages(session, options)
-  local had = session.num_blocks
-  session.window = widest_window(session.attentions)
-  session.block_tokens = session.policy.block_size * session.policy.context_lcm
-  session.num_blocks, session.bytes_per_block = cache_blocks(session, options, session.attentions)
-  for _, attention in ipairs(session.attentions) do
-    local keeps = had == session.num_blocks and attention.num_blocks == had -- of a layer that is used again
-    if not keeps then attention:bind_cache(session.num_blocks, session.block_tokens) end
-  end
-  session.kv_bytes_per_rank = on_all_ranks(session.everyone, session.num_blocks * session.bytes_per_block)
-end
-
---- This rank's model from a script's table: layers, pages, sampler, into the session. Collective.
-function runtime.build_model(session, model, options)
-  session:close() -- what was captured belongs to the layers of before
-  build_layers(session, model, open_weights(options, session.rank, session.cfg))
-  bind_pages(session, options)
-  session.sampler = core.sampler.new(session.model.lm_head)
-end
-
--- A model may come without a tokenizer; a broken one is no reason to run without.
-local function load_tokenizer(folder)
-  if folder:match "%.json$" then return nil end
-  local tokenizer, message, code = core.tokenizer.load(folder)
-  local file = not tokenizer and io.open(folder .. "/tokenizer.json", "rb")
-  if file then file:close() end
-  if not tokenizer and (code ~= "io" or file) then errors.raise { message = message, code = code } end
-  return tokenizer
-end
-
--- Each rank's place in every group, a line a rank.
-local function log_places(session)
-  local groups = session.policy:groups()
-  for r = 0, session.rank.world_size - 1 do
-    local places = {}
-    for _, group in ipairs(groups) do
-      for _, row in ipairs(group.rows) do
-        for place, rank in ipairs(row) do
-          if rank == r then places[#places + 1] = ("%s %d/%d"):format(group.type, place - 1, group.world_size) end
-        end
-      end
-    end
-    session.log("rank %d: %s", r, #places > 0 and table.concat(places, ", ") or "alone")
-  end
-end
-
---- Builds this rank's model. Collective.
-function runtime.build(options)
-  local rank, began = core.rank(), core.now()
-  local device = runtime.device(options)
-  if device == "cuda" then gpu.open(options, rank) end
-  local cfg = config.load(options.model)
-  cfg.compute_dtype = compute_dtype(options, cfg)
-  local model, name, text = runtime.load_model(options, cfg)
-  local policy = policies.from_options(options)
-  core.groups.create_all(policy:groups())
-  core.layer_parallel.init(policies.lowered(policy, rank.rank))
-  local session = setmetatable({
-    cfg = cfg, name = name, policy = policy, rank = rank, model_dir = options.model,
-    device = device, everyone = core.groups.everyone(), log = logger(options, rank),
-  }, Session)
-  compare_scripts(session.everyone, rank, name .. "\0" .. text)
-  core.fault "load"
-  session.script, session.reuse = model, options.reuse
-  if device == "cuda" and not options.eager and not options.oversubscribe then session.graphs = {} end
-  runtime.build_model(session, model, options)
-  if rank.rank == 0 then session.tokenizer = load_tokenizer(options.model) end
-  session.load_ms = (core.now() - began) * 1000
-  session.log("%s on %d rank%s of %d thread%s (%s): %.1f MB of weights on rank 0 in %.0f ms, %.2f GB/s", name, rank.world_size,
-    rank.world_size == 1 and "" or "s", rank.threads, rank.threads == 1 and "" or "s", device == "cuda" and core.gpu.describe(core.gpu.index()) or core.cpu_isa(),
-    session.weight_bytes / 1e6, session.load_ms, session.weight_bytes / session.load_ms / 1e6)
-  log_places(session)
-  session.log("cache: %d blocks of %d tokens, %.1f MB on rank 0", session.num_blocks, session.block_tokens,
-    session.num_blocks * session.bytes_per_block / 1e6)
-  return session
-end
-
 --- Options of core.spawn and core.lead for a run.
-local function ranks_of(options, setup, name, args)
+local function ranks_of(options, num_ranks, name, args)
   return {
-    ranks = setup.num_ranks, fn = { module = "weft.runtime", ["function"] = name }, args = args,
+    ranks = num_ranks, fn = { module = "weft.runtime", ["function"] = name }, args = args,
     timeout = options.timeout, verbose = options.verbose, on_interrupt = options.on_interrupt,
   }
 end
 
 --- What ranks other than 0 run under a script that leads them (weft.engine).
 function runtime.follow_main(options)
-  local session = runtime.build(options)
+  local session = Session.open(options)
   follow(session)
   session:close()
   core.groups.close()
@@ -344,9 +36,8 @@ end
 --- Starts the other ranks and makes this state rank 0 of a built model: for scripts and specs.
 -- Returns the session and a function that ends the ranks.
 function runtime.lead(options)
-  local setup = runtime.check(options)
-  local ranks = core.lead(ranks_of(options, setup, "follow_main", { options }))
-  local session = runtime.build(options)
+  local ranks = core.lead(ranks_of(options, setup.check(options).num_ranks, "follow_main", { options }))
+  local session = Session.open(options)
   return session, function()
     session:close()
     core.groups.close()
@@ -357,7 +48,7 @@ end
 
 --- What each rank runs (called by core.spawn): build, then the job on rank 0.
 function runtime.rank_main(options, module, name, argument)
-  local session = runtime.build(options)
+  local session = Session.open(options)
   local result
   if session.rank.rank == 0 then
     local engine = require("weft.engine").new(session, options)
@@ -374,8 +65,7 @@ end
 
 --- Starts the ranks and gives what the job `module.name(engine, options, argument)` returned.
 function runtime.launch(options, module, name, argument)
-  local setup = runtime.check(options)
-  local results = core.spawn(ranks_of(options, setup, "rank_main", { options, module, name, argument }))
+  local results = core.spawn(ranks_of(options, setup.check(options).num_ranks, "rank_main", { options, module, name, argument }))
   return results[1]
 end
 

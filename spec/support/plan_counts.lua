@@ -14,8 +14,8 @@ end
 --- Runs on each rank: builds the model, decodes `batch` requests together, gives { weight_bytes, cache_bytes
 -- (of all pages), sent (in the last decode step) }.
 function plan_counts.rank_main(options, batch)
-  local runtime = require "weft.runtime"
-  local session = runtime.build(options)
+  local Session = require "weft.session"
+  local session = Session.open(options)
   local result = { weight_bytes = session.weight_bytes, cache_bytes = session.num_blocks * session.bytes_per_block,
     block_tokens = session.block_tokens, num_blocks = session.num_blocks }
   local function count(run)
@@ -42,7 +42,7 @@ end
 
 --- The counts of every rank, in order.
 function plan_counts.run(options, batch)
-  local setup = require("weft.runtime").check(options)
+  local setup = require("weft.setup").check(options)
   return core.spawn { ranks = setup.num_ranks, fn = { module = "spec.support.plan_counts", ["function"] = "rank_main" },
     args = { options, batch } }, setup
 end

@@ -37,6 +37,7 @@ function Terminal.open(words, env)
     C.signal(2, nil)
     C.unsetenv "LD_PRELOAD"
     C.setenv("TERM", "dumb", 1)
+    C.setenv("WEFT_BENCH_FILE", "", 1)
     for name, value in pairs(env or {}) do C.setenv(name, value, 1) end
     C.execvp(argv[0], argv)
     C._exit(127)

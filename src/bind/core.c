@@ -80,7 +80,6 @@ __attribute__((visibility("default"))) int luaopen_weft_core(lua_State *L)
     static void (*const parts[])(lua_State *) = {
         weft_open_base,
         weft_open_machine,
-        weft_open_readline,
         weft_open_tensor,
         weft_open_plan,
         weft_open_group,

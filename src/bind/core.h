@@ -5,7 +5,6 @@
 
 void weft_open_base(lua_State *L);      /* status, live objects, versions (core.c) */
 void weft_open_machine(lua_State *L);   /* lua_machine.c: clock, terminal, cores, copy speed */
-void weft_open_readline(lua_State *L);  /* lua_readline.c: line editing for chat and the prompt */
 void weft_open_tensor(lua_State *L);    /* lua_tensor.c */
 void weft_open_plan(lua_State *L);      /* lua_plan.c: axis, plan, layer_parallel, parallel_config, rank_grid, layout */
 void weft_open_group(lua_State *L);     /* lua_group.c: groups, rank, world */

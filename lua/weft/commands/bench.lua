@@ -77,13 +77,15 @@ end
 local function remember(engine, options, decode)
   local measured, session = require "weft.plan.measured", engine.session
   local ok, why = measured.append {
-    model = measured.model_key(session.cfg, session.name), policy = tostring(session.policy),
-    machine = options.machine or "cpu", batch = decode.batch, context = decode.context, ms = decode.ms, time = os.time(),
+    model = measured.model_key(session.cfg, session.name, session.dequantizes), policy = measured.policy_key(session.policy, session.cfg),
+    machine = options.machine or measured.machine(session.device), batch = decode.batch, context = decode.context,
+    ms = decode.ms, time = os.time(),
   }
   if not ok then engine.log("the figures were not written down: %s", why) end
 end
 
---- One measurement on rank 0: options = { batch =, context =, prefill =, steps = }. Plain values.
+--- One measurement on rank 0: options = { batch =, context =, prefill =, steps = [, machine =] }. Plain values.
+-- The time of a decode step is written down for `weft plan`.
 function bench.measure(engine, options)
   local reuse = engine.prefix_reuse
   if math.max(options.context + options.steps + 8, options.prefill + 1) > engine.max_position then
@@ -106,6 +108,7 @@ function bench.measure(engine, options)
   result.cache_bytes_per_token = session.bytes_per_block / session.block_tokens
   result.exchange_bytes = 0
   for _, layer in ipairs(result.exchange) do result.exchange_bytes = result.exchange_bytes + layer.bytes_per_step end
+  remember(engine, options, result.decode)
   return result
 end
 
@@ -113,7 +116,6 @@ end
 function bench.job(engine, options)
   local result = bench.measure(engine, options)
   result.kv_bytes_per_rank, result.exchange = core.json.array(result.kv_bytes_per_rank), core.json.array(result.exchange)
-  remember(engine, options, result.decode)
   if options.json then
     io.stdout:write(core.json.encode(result), "\n")
     return 0

@@ -5,15 +5,6 @@ local run = require "weft.commands.run"
 
 local chat = {}
 
-local function read_line(prompt, interactive)
-  if interactive and core.readline then return core.readline(prompt) end
-  if interactive then
-    io.stdout:write(prompt)
-    io.stdout:flush()
-  end
-  return io.stdin:read "*l"
-end
-
 -- The sampling that the checkpoint recommends, under what flags say.
 local function params_of(options, generation)
   local params = run.params(options)
@@ -60,11 +51,13 @@ function chat.job(engine, options)
   if interactive then
     io.stderr:write(("%s, %s template. Ctrl-C stops an answer, Ctrl-D leaves.\n"):format(engine.session.name, template.family))
   end
-  while true do
-    local line = read_line("> ", interactive)
-    core.interrupted() -- Ctrl-C at the prompt is no answer's
-    if not line then break end
-    if line:match "%S" then
+  local input, ended = require("weft.line_input").open { plain = not interactive }, nil
+  while not ended do
+    local line, why = input:read "> "
+    core.interrupted() -- Ctrl-C at the prompt drops the line and is no answer's
+    ended = why == "eof"
+    if line and line:match "%S" then
+      input:add(line)
       messages[#messages + 1] = { role = "user", content = line }
       local ok, text = pcall(answer, engine, template, messages, params)
       if ok then
@@ -74,11 +67,12 @@ function chat.job(engine, options)
         messages[#messages] = nil
         if not interactive then return 1 end
       else
+        input:close()
         error(text, 0)
       end
     end
   end
-  if interactive then io.stdout:write "\n" end
+  input:close(true)
   return 0
 end
 

@@ -4,9 +4,9 @@ local core = require "weft.core"
 
 local plan = {}
 
--- What can be refused before weights are read; with --json also as an object.
-local function checked(options)
-  local ok, result = pcall(require("weft.runtime").check, options)
+-- Calls check(options), which may refuse the plan; with --json also as an object.
+local function checked(check, options)
+  local ok, result = pcall(check, options)
   if ok then return result end
   if options.json and type(result) == "table" and result.refused then
     io.stdout:write(core.json.encode { legal = false, rule = result.refused.rule, nearest = core.json.array(result.refused.nearest) }, "\n")
@@ -22,12 +22,12 @@ local function write_file(path, text)
   if not ok then error({ message = ("cannot write %s: %s"):format(path, why), code = "io" }, 0) end
 end
 
--- Predicted price of one step, and a measured one when `weft bench` wrote it down.
+-- Predicted price of one step, and those measured by `weft bench`, on this machine and on others.
 local function priced(setup, machine, details)
   local numbers, measured = require "weft.plan_numbers", require "weft.plan.measured"
   local n = numbers.of(setup.policy, setup.cfg, { context = details.context, name = setup.name, ranks = 1 })
   return require("weft.plan.price").of(n, setup.cfg, machine, details.batch), measured.find {
-    model = measured.model_key(setup.cfg, setup.name), policy = tostring(setup.policy), machine = machine.name,
+    model = measured.model_key(setup.cfg, setup.name), policy = measured.policy_key(setup.policy, setup.cfg), machine = machine.name,
     batch = details.batch, context = details.context }
 end
 
@@ -35,7 +35,7 @@ local function explain(options, setup, machine)
   local text = require "weft.plan_text"
   local details = { context = options.context or setup.cfg.max_position_embeddings, batch = options.batch or 1,
     name = setup.name }
-  local price, measured = priced(setup, machine, details)
+  local price, measured, elsewhere = priced(setup, machine, details)
   local numbers = require("weft.plan_numbers").of(setup.policy, setup.cfg, details)
   if options.svg then write_file(options.svg, require("weft.plan.svg").draw(numbers, price)) end
   if options.json then
@@ -49,7 +49,7 @@ local function explain(options, setup, machine)
   else
     io.stdout:write(text.explain(setup.policy, setup.cfg, details))
   end
-  io.stdout:write("\n", table.concat(require("weft.plan.price_text").lines(price, measured), "\n"), "\n")
+  io.stdout:write("\n", table.concat(require("weft.plan.price_text").lines(price, measured, elsewhere), "\n"), "\n")
   return 0
 end
 
@@ -67,11 +67,25 @@ local function search(options, setup, machine)
   return 0
 end
 
+-- options: those of the command; setup: { policy =, cfg =, name = }.
+local function show(options, setup)
+  local machine = require("weft.machines").get(options.machine or "h200")
+  return (options.search and search or explain)(options, setup, machine)
+end
+
+--- For the prompt: the same of a model that runs (a session), under its plan of now unless flags say otherwise.
+function plan.of_session(options, session)
+  options.context = options.context or session.num_blocks * session.block_tokens
+  options.machine = options.machine or require("weft.plan.measured").machine(session.device)
+  local policy = require("weft.policy").says_how(options) and checked(function()
+    return require("weft.setup").policy(options, session.cfg, session.name)
+  end, options)
+  return show(options, { policy = policy or session.policy, cfg = session.cfg, name = session.name })
+end
+
 function plan.run(options)
   options.plan_only = true -- config.json alone will do
-  local machine = require("weft.machines").get(options.machine or "h200")
-  local setup = checked(options)
-  return (options.search and search or explain)(options, setup, machine)
+  return show(options, checked(require("weft.setup").check, options))
 end
 
 return plan

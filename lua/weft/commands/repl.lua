@@ -4,24 +4,15 @@
 -- others wait for it inside, so that a failure or Ctrl-C anywhere ends the turn everywhere and the
 -- prompt comes back.
 local core = require "weft.core"
-local json = core.json
-local runtime = require "weft.runtime"
+local prompt = require "weft.repl.prompt"
+local Session = require "weft.session"
+local setup = require "weft.setup"
+local json, complain = core.json, prompt.complain
 
 local repl = {}
 
 -- state, on every rank: rank, env (the session's table), model (session or nil), policy, script_path,
--- captured (see eval.redirect); on rank 0 also record, editor, time, quitting.
-
-local function history_path()
-  local named = os.getenv "WEFT_HISTORY"
-  if named then return named ~= "" and named or nil end
-  local home = os.getenv "HOME"
-  local folder = os.getenv "XDG_STATE_HOME" or home and home .. "/.local/state"
-  if not folder then return nil end
-  folder = folder .. "/weft"
-  os.execute("mkdir -p '" .. folder:gsub("'", "'\\''") .. "'")
-  return folder .. "/history"
-end
+-- captured (see eval.redirect); on rank 0 also record, engine, time, quitting, failure.
 
 -- One turn of a rank: what rank 0 sends is done here. Gives on rank 0 what is to be shown.
 local function perform(state, request)
@@ -53,8 +44,6 @@ local function follow(state)
   end
   perform(state, json.decode(step.payload))
 end
-
-local function complain(message) io.stderr:write(message, "\n") end
 
 -- Shows the time and the memory of a turn.
 local function account(state, began, before)
@@ -132,72 +121,6 @@ local function act(state, piece)
   return turn(state, { text = piece.text, sum = require("weft.repl.eval").checksum(piece.text), ranks = ranks })
 end
 
-local function note_local(state, text)
-  if state.told_local or not text:match "^%s*local%s" then return end
-  state.told_local = true
-  complain "(a local lives as long as its line; without `local` the name stays for the session)"
-end
-
--- One line from the terminal, or from a plain stream under -i.
-local function read_line(state, prompt)
-  if state.editor then return state.editor:read(prompt) end
-  io.stdout:write(prompt)
-  io.stdout:flush()
-  return io.stdin:read "*l"
-end
-
--- One piece, however many lines it takes; nil at the end of input.
-local function read_piece(state)
-  local read = require "weft.repl.read"
-  core.interrupted() -- a Ctrl-C that came too late for the line before is not for the next
-  local line, why = read_line(state, "weft> ")
-  if not line then return nil, why end
-  local piece = read.parse(line)
-  local text = line
-  while piece.kind == "lua" and piece.text:match "%S" and read.compile(piece.text, state.env) == "more" do
-    line, why = read_line(state, "  ... ")
-    if not line then return nil, why end
-    if not line:match "%S" then return nil, "dropped" end
-    piece.text, text = piece.text .. "\n" .. line, text .. "\n" .. line
-  end
-  if state.editor and text:match "%S" and not text:match "^%s" and text ~= state.last_entry then
-    state.editor:add(text:find("--", 1, true) and text or (text:gsub("\n", " ")))
-    state.last_entry = text
-  end
-  return piece
-end
-
-local function banner(state)
-  complain(("weft %s. %s"):format(core.version, state.model and tostring(state.model) or
-    ("%d rank%s, no model"):format(core.rank().world_size, core.rank().world_size == 1 and "" or "s")))
-  complain "Lua on all ranks; ,help lists the commands, Ctrl-D leaves."
-end
-
-local function converse(state)
-  state.time = core.isatty(1)
-  if core.line_editor and core.isatty(0) and core.isatty(1) then
-    local known = require "weft.repl.commands"
-    state.editor = core.line_editor { history = history_path(), complete = function(text)
-      return require("weft.repl.complete").line(text, state.env, known)
-    end }
-  end
-  banner(state)
-  while not state.quitting do
-    local piece, why = read_piece(state)
-    if piece and (piece.kind == "command" or piece.text:match "%S") then
-      if piece.text then note_local(state, piece.text) end
-      act(state, piece)
-    elseif not piece and why ~= "interrupt" and why ~= "dropped" then
-      break
-    end
-  end
-  if state.editor then
-    state.editor:close()
-    if not state.quitting then io.stdout:write "\n" end
-  end
-  return state.quitting or 0
-end
-
 -- Standard input as a whole, up to the first failure.
 local function run_input(state)
   for _, piece in ipairs(require("weft.repl.read").pieces(io.stdin:read "*a" or "", state.env)) do
@@ -213,7 +136,7 @@ local function build(options)
   if options.model then
     options.reuse = require("weft.reuse").new()
     require "weft.live"
-    state.model = runtime.build(options)
+    state.model = Session.open(options)
     options.reuse = nil -- the session has it, until a plan replaces it
     state.model.options = options
     state.model.reuse:keep()
@@ -253,7 +176,7 @@ function repl.rank_main(options)
   state.record = core.step()
   local code = 1
   if run_script(state, options) then
-    code = (options.interactive or core.isatty(0)) and converse(state) or run_input(state)
+    code = (options.interactive or core.isatty(0)) and prompt.converse(state, act) or run_input(state)
   end
   core.evaluate(function()
     state.record:build { kind = "stop" }
@@ -268,7 +191,7 @@ function repl.run(options)
   options.cache_tokens = options.cache_tokens or 8192
   local ranks
   if options.model then
-    ranks = runtime.check(options).num_ranks
+    ranks = setup.check(options).num_ranks
   else
     local ok, policy = pcall(require("weft.policy").from_options, options)
     if not ok then error({ usage = true, message = type(policy) == "table" and policy.message or tostring(policy) }, 0) end

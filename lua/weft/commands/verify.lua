@@ -112,7 +112,7 @@ end
 function verify.run(options)
   options.dtype = options.dtype or "float32" -- the exact mode: rounding hides nothing
   options.steps = options.max_tokens or 12
-  local setup = require("weft.runtime").check(options)
+  local setup = require("weft.setup").check(options)
   local bound = bounds[setup.cfg.compute_dtype]
   local prompts = prompts_of(options, setup)
   if options.plans == "" then errors.usage "--plans is all, or a Lua file that returns a list of plans" end

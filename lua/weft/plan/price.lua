@@ -15,11 +15,15 @@ local element_size = { float32 = 4, bfloat16 = 2, float16 = 2, float8_e4m3 = 1 }
 local Step = {}
 Step.__index = Step
 
+--- The roofline: reading at a share of the bandwidth, or arithmetic, whichever takes longer.
+function Step:roof(bytes, share, operations, dtype)
+  return math.max(bytes / (self.bandwidth * share), operations / (self.machine.flops[dtype] / self.sharers))
+end
+
 --- A matrix product: its weights are read once, for all requests.
 function Step:product(bytes, dtype)
   local machine = self.machine
-  local operations = 2 * bytes / element_size[dtype] * self.batch
-  return math.max(bytes / self.bandwidth, operations / (machine.flops[dtype] / self.sharers)) + machine.latency.product
+  return self:roof(bytes, machine.share.product[dtype], 2 * bytes / element_size[dtype] * self.batch, dtype) + machine.latency.product
 end
 
 function Step:kernels(count) return count * self.machine.latency.kernel end
@@ -52,8 +56,7 @@ local function attention(self, part)
   local heads = row.q_heads[2] * (part.axes.reshards_output and 1 or context)
   local bytes = row.tokens * row.kv_heads[2] * 2 * cfg.head_dim * element_size[n.cache_dtype] * self.batch
   local operations = row.tokens * heads * 4 * cfg.head_dim * self.batch
-  local rate = self.machine.flops[n.cache_dtype] / self.sharers
-  self:add("attention", count * (math.max(bytes / self.bandwidth, operations / rate) + latency.attention))
+  self:add("attention", count * (self:roof(bytes, self.machine.share.attention, operations, n.cache_dtype) + latency.attention))
   if context > 1 then self:add("exchange", count * self:kernels(2)) end -- packing and merging
   self:add("o_proj", count * self:product(row.o_proj_bytes, n.linear_dtype))
 end
@@ -81,8 +84,7 @@ local function experts(self, part)
   local held = row.experts[2]
   local read = math.min(held, held * (1 - (1 - chosen / total) ^ self.batch) * load)
   local operations = 2 * row.expert_bytes / element_size[n.linear_dtype] * draws / part.axes.expert.world_size * load
-  local rate = self.machine.flops[n.linear_dtype] / self.sharers
-  local seconds = math.max(read * row.expert_bytes / self.bandwidth, operations / rate) + self.machine.latency.experts
+  local seconds = self:roof(read * row.expert_bytes, self.machine.share.experts, operations, n.linear_dtype) + self.machine.latency.experts
   self:add("experts", part.count * (seconds + self:product(row.router_bytes, "float32") + self:kernels(2)))
 end
 

@@ -1,4 +1,5 @@
 --- The price of a plan as text: predicted time by part, a measured time beside it, memory.
+local machines = require "weft.machines"
 local plan_text = require "weft.plan_text"
 
 local price_text = {}
@@ -14,8 +15,8 @@ local function memory_line(price)
   return line .. ("; up to %s of %d tokens fit"):format(count(m.largest_batch, "request"), price.context)
 end
 
---- price: weft.plan.price; measured: an entry of weft.plan.measured, or nil.
-function price_text.lines(price, measured)
+--- price: weft.plan.price; measured, elsewhere: what weft.plan.measured found on this machine (or nil) and on others.
+function price_text.lines(price, measured, elsewhere)
   local lines = { ("predicted for one decode step on %s, %s of %d tokens (roofline and latencies, not measured):")
     :format(price.machine, count(price.batch, "request"), price.context) }
   for _, part in ipairs(price.parts) do
@@ -25,6 +26,10 @@ function price_text.lines(price, measured)
   lines[#lines + 1] = ("  %-12s %10.3f ms  %.4g tokens/s a user, %.4g tokens/s a rank"):format("step", price.ms, price.tok_per_s_user, price.tok_per_s_gpu)
   if measured then
     lines[#lines + 1] = ("  measured     %10.3f ms  by weft bench; predicted / measured = %.2f"):format(measured.ms, price.ms / measured.ms)
+  end
+  for _, entry in ipairs(elsewhere or {}) do
+    local hint = machines.has(entry.machine) and (" (--machine %s predicts for it)"):format(entry.machine) or ""
+    lines[#lines + 1] = ("  measured     %10.3f ms  by weft bench on %s%s"):format(entry.ms, entry.machine, hint)
   end
   lines[#lines + 1] = memory_line(price)
   return lines

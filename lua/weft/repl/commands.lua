@@ -3,7 +3,9 @@
 -- `here` runs on rank 0; `everywhere` on all ranks inside core.evaluate, and gives on rank 0 what is
 -- to be shown. state: see commands/repl.lua.
 local core = require "weft.core"
+local flags = require "weft.flags"
 local help = require "weft.repl.help"
+local read = require "weft.repl.read"
 local session = require "weft.repl.session"
 
 local commands = {}
@@ -69,12 +71,21 @@ commands.mem = { arguments = "", about = "memory of every rank: weights, cache, 
     return table_text(rows)
   end }
 
-commands.plan = { arguments = "", about = "who holds what under the plan of now, and what moves",
-  here = function(state)
-    if not state.model then refuse "no model is loaded: start with weft repl --model DIR" end
-    local model = state.model
-    return require("weft.plan_text").explain(model.policy, model.cfg,
-      { context = model.num_blocks * model.block_tokens, batch = 1, name = model.name })
+commands.plan = { arguments = "[FLAGS]",
+  about = "who holds what, what moves and what a step should cost, now or under other flags: those of weft plan (,plan --help)",
+  here = function(state, rest)
+    local words, message = read.words(rest)
+    if not words then refuse(message) end
+    local options = flags.parse("plan", words, 1)
+    if options.help then return flags.help "plan" end
+    local plan = require "weft.commands.plan"
+    if options.model or options.script then
+      plan.run(options)
+    elseif state.model then
+      plan.of_session(options, state.model)
+    else
+      refuse "no model is loaded: start with weft repl --model DIR, or name one: ,plan --model DIR"
+    end
   end }
 
 local function read_file(path)

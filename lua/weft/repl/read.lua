@@ -31,6 +31,21 @@ function read.parse(line)
   return { kind = "lua", text = line }
 end
 
+--- The words of a command's arguments: split at spaces, "quoted" and 'quoted' ones whole. nil and a message when a
+-- quote is not closed.
+function read.words(text)
+  local words, at = {}, 1
+  while true do
+    local first = text:find("%S", at)
+    if not first then return words end
+    local mark = text:sub(first, first):match "[\"']"
+    local last = mark and text:find(mark, first + 1, true) or not mark and (text:find("%s", first) or #text + 1)
+    if not last then return nil, "a quote is not closed: " .. text:sub(first) end
+    words[#words + 1] = text:sub(mark and first + 1 or first, last - 1)
+    at = last + 1
+  end
+end
+
 --- The pieces of a whole input, in order. Lines that begin with `,` or `@` stand alone, unless they are
 -- inside a longer piece of Lua (a long string, say).
 function read.pieces(input, env)

@@ -1,0 +1,121 @@
+--- What can be refused before weights are read: the model's config and script, the plan and its rules, the
+-- device. Starts nothing.
+local core = require "weft.core"
+local errors = require "weft.errors"
+local config = require "weft.config"
+local models = require "weft.models"
+local policies = require "weft.policy"
+
+local setup = {}
+
+local function usage(message) errors.raise { usage = true, message = message } end
+
+--- Runs SCRIPT.lua (or finds the registered model) in this state: the model's table, its name, its text.
+function setup.load_model(options, cfg)
+  if not options.script then
+    local model, message = models.find(cfg.architectures[1])
+    if not model then errors.raise { message = message, code = "unsupported" } end
+    return model, cfg.architectures[1], cfg.architectures[1]
+  end
+  local text = errors.read_file(options.script, "the model script")
+  local chunk, syntax = loadstring(text, "@" .. options.script)
+  if not chunk then errors.raise { message = "the model script has a syntax error: " .. syntax, code = "format" } end
+  local model = chunk()
+  if type(model) ~= "table" or type(model.build) ~= "function" then
+    errors.raise { message = ("%s must return a model made by weft.model \"Name\" {...} with a build function, got %s")
+      :format(options.script, type(model) == "table" and "a table without build" or type(model)), code = "invalid" }
+  end
+  return model, model.name, text
+end
+
+--- The dtype that activations are computed in.
+function setup.compute_dtype(options, cfg)
+  local dtype = options.dtype or "auto"
+  if dtype == "auto" then dtype = cfg.dtype or (cfg.quantization and "bfloat16") or "float32" end
+  return dtype
+end
+
+--- Where the ranks of these options compute: "cpu" or "cuda", the default where there is a GPU.
+function setup.device(options)
+  if options.device == "cpu" then return "cpu" end
+  local gpus = core.gpu.count()
+  if gpus > 0 then return "cuda" end
+  if options.device == "cuda" then
+    usage(core.gpu.built and "--device cuda: this process sees no GPU; use --device cpu"
+      or "--device cuda: this build of weft has no CUDA kernels; use --device cpu")
+  end
+  return "cpu"
+end
+
+local function check_gpus(options, num_ranks)
+  if setup.device(options) ~= "cuda" or options.oversubscribe then return end
+  local gpus = core.gpu.count()
+  if num_ranks > gpus then
+    usage(("the plan needs %d ranks, and this machine has %d GPU%s; --oversubscribe lets ranks share one, --device cpu uses threads")
+      :format(num_ranks, gpus, gpus == 1 and "" or "s"))
+  end
+end
+
+local function check_flags(options)
+  if not options.model or options.model == "" then usage "--model is missing: a folder with config.json and weights" end
+  local load_format = options.load_format or "auto"
+  if load_format == "gguf" then usage "--load-format gguf: weft does not read GGUF files yet" end
+  if load_format ~= "auto" and load_format ~= "safetensors" and load_format ~= "dummy" then
+    usage(("--load-format is one of auto, safetensors, dummy, got '%s'"):format(load_format))
+  end
+  if options.plan_only then return end
+  setup.device(options)
+  if options.model:match "%.json$" and load_format ~= "dummy" then
+    usage(("--model %s: a config.json alone is for weft plan and --load-format dummy; give the folder"):format(options.model))
+  end
+end
+
+local function load_config(options)
+  local cfg = config.load(options.model)
+  cfg.compute_dtype = setup.compute_dtype(options, cfg)
+  if options.quantization == "fp8_block" and not cfg.quantization then
+    usage "--quantization fp8_block: the model's config.json names no fp8 quantisation, its weights are plain"
+  end
+  return cfg
+end
+
+-- The name of the model, whose script is run in silence: it runs again on each rank, and what it prints is
+-- rank 0's to say.
+local function name_of_model(options, cfg)
+  local shown = print
+  print = function() end
+  local ran, model, name = pcall(setup.load_model, options, cfg)
+  print = shown
+  if not ran then error(model, 0) end
+  if models.supports(name, "experts") and not cfg.num_experts then
+    errors.raise { code = "format", message = ("%s: num_local_experts (or num_experts) is missing, and %s has experts")
+      :format(options.model:match "%.json$" and options.model or options.model .. "/config.json", name) }
+  end
+  return name
+end
+
+--- The policy of the options, legal for the model; raises { usage = true, message =, refused = { rule =, nearest = } }.
+function setup.policy(options, cfg, name)
+  local known = { name = name, supports = models.supports }
+  local made, policy = pcall(policies.from_options, options)
+  local rule = not made and (type(policy) == "table" and policy.message or tostring(policy))
+  if made then rule = select(2, policies.validate(policy, cfg, known)) end
+  if not rule then return policy end
+  local list, texts = require("weft.plan_nearest").list(options, cfg, known, 3), {}
+  for i, plan in ipairs(list) do texts[i] = plan.text end
+  local near = #texts > 0 and (" Nearest legal plan%s: %s"):format(#texts > 1 and "s" or "", table.concat(texts, ", "))
+  errors.raise { usage = true, message = near and rule:gsub("%.?$", ".", 1) .. near or rule, refused = { rule = rule, nearest = list } }
+end
+
+--- Everything that can be refused before weights are read: { cfg =, policy =, num_ranks =, name = }.
+function setup.check(options)
+  check_flags(options)
+  local cfg = load_config(options)
+  local name = name_of_model(options, cfg)
+  local policy = setup.policy(options, cfg, name)
+  if not options.plan_only then check_gpus(options, policy.num_ranks)
+  elseif options.quantization == "none" then cfg.quantization = nil end -- counted as the run will hold them
+  return { cfg = cfg, policy = policy, num_ranks = policy.num_ranks, name = name }
+end
+
+return setup
