@@ -14,9 +14,10 @@ helix.deepseek = { name = "DeepSeek-R1", layers = 61, hidden = 7168, q_heads = 1
   experts = { total = 256, chosen = 8, width = 2048, shared = 2048 },
   attention_weights = { whole = 7168 * (1536 + 576), cut = 1536 * 128 * 192 + 512 * 128 * 256, out = 128 * 128 * 7168 } }
 
---- 4-bit weights and cache on one GPU of a GB200 NVL72. Latencies and link as in weft.machines.
+--- 4-bit weights and cache on one GPU of a GB200 NVL72. Link as in weft.machines; small sums take what they take
+-- on 2 to 8 H200, and no longer on more GPUs, whose switches add up on the way.
 helix.gpu = { bandwidth = 8e12, bytes = 0.5, memory = 186e9, link = 5.6e11, exchange_latency = 7.5e-6,
-  reduce_latency = function(n) return n == 1 and 0 or 2.5e-6 + 0.17e-6 * (n - 2) end }
+  reduce_latency = function(n) return n == 1 and 0 or 2.5e-6 + 0.17e-6 * (math.min(n, 8) - 2) end }
 
 --- Reading the cache of B requests of S tokens.
 function helix.kv_time(shape, gpu, plan, batch, tokens)
@@ -73,19 +74,16 @@ function helix.largest_batch(shape, gpu, plan, tokens)
   return math.max(0, math.floor((gpu.memory - weights) / cache))
 end
 
---- Plans on 1, 2, 4, ... max_gpus. "one": one tensor size for the layer, caches copied past K heads.
+--- Plans on 1, 2, 4, ... max_gpus. "one": one tensor size for the layer, caches copied past K heads. "earlier":
+-- these, and the sequence shared while the feed-forward stays on the tensor size of attention (as Medha does).
 -- "helix": attention over at most K heads, the sequence over the rest, the feed-forward over all.
 function helix.plans(shape, family, max_gpus)
   local list, gpus = {}, 1
   while gpus <= max_gpus do
-    if family == "one" then
-      list[#list + 1] = { gpus = gpus, tpa = gpus, kvp = 1, tpf = gpus }
-    else
-      local tpa = 1
-      while tpa <= math.min(gpus, shape.kv_heads) do
-        list[#list + 1] = { gpus = gpus, tpa = tpa, kvp = gpus / tpa, tpf = gpus }
-        tpa = tpa * 2
-      end
+    local tpa = family == "one" and gpus or 1
+    while tpa <= (family == "helix" and math.min(gpus, shape.kv_heads) or gpus) do
+      list[#list + 1] = { gpus = gpus, tpa = tpa, kvp = gpus / tpa, tpf = family == "helix" and gpus or tpa }
+      tpa = tpa * 2
     end
     gpus = gpus * 2
   end
@@ -106,29 +104,31 @@ function helix.points(shape, gpu, family, max_gpus, tokens)
   return points
 end
 
--- The largest batch among points no slower than `seconds`, and its point.
-local function largest_within(points, seconds)
+-- The largest batch among points on as many GPUs and no slower than p, as a point.
+local function largest_within(points, p)
   local best
-  for _, p in ipairs(points) do
-    if p.seconds <= seconds * (1 + 1e-9) and (not best or p.batch > best.batch) then best = p end
+  for _, q in ipairs(points) do
+    if q.plan.gpus == p.plan.gpus and q.seconds <= p.seconds * (1 + 1e-9) and (not best or q.batch > best.batch) then best = q end
   end
   return best
 end
 
---- { interactivity, fastest_one, fastest_helix, batch, within, batch_one, batch_helix }: best tokens/s a user of helix over one tensor size, and the
--- largest ratio of batches within one latency, seen from every point of one tensor size.
+local function fastest(points)
+  local best = points[1]
+  for _, p in ipairs(points) do best = p.user > best.user and p or best end
+  return best
+end
+
+--- Points of `other` over points of `one`: { interactivity = ratio of the best tokens/s a user, fastest_one,
+-- fastest_other = these points; batch = the largest ratio of batches on as many GPUs within as long a step,
+-- within = that step, batch_one, batch_other = these points }.
 function helix.compare(one, other)
-  local function fastest(points)
-    local best = points[1]
-    for _, p in ipairs(points) do best = p.user > best.user and p or best end
-    return best
-  end
   local a, b = fastest(one), fastest(other)
-  local result = { interactivity = b.user / a.user, fastest_one = a, fastest_helix = b, batch = 0 }
+  local result = { interactivity = b.user / a.user, fastest_one = a, fastest_other = b, batch = 0 }
   for _, p in ipairs(one) do
-    local mine, theirs = largest_within(one, p.seconds), largest_within(other, p.seconds)
+    local mine, theirs = largest_within(one, p), largest_within(other, p)
     if theirs and theirs.batch / mine.batch > result.batch then
-      result.batch, result.within, result.batch_one, result.batch_helix = theirs.batch / mine.batch, p.seconds, mine, theirs
+      result.batch, result.within, result.batch_one, result.batch_other = theirs.batch / mine.batch, p.seconds, mine, theirs
     end
   end
   return result
