@@ -6,8 +6,22 @@ local plan_counts = require "spec.support.plan_counts"
 
 local batch = 3
 
+-- What a plan says of a decode step of the batch: by group, how many collectives and bytes.
+local function said_sent(said)
+  local list = {}
+  for _, part in ipairs(said.parts) do
+    for _, move in ipairs(part.moves) do
+      local name = ("%s %d"):format(move.group, move.world_size)
+      list[name] = list[name] or { calls = 0, bytes = 0 }
+      list[name].calls = list[name].calls + part.count
+      list[name].bytes = list[name].bytes + part.count * move.bytes * batch
+    end
+  end
+  return list
+end
+
 local function compare(model, policy, more)
-  local options = { model = model:match "%.json$" and model or "spec/fixtures/models/" .. model .. "/config.json", load_format = "dummy", policy = policy, cache_tokens = 256 }
+  local options = { model = model:match "/" and model or "spec/fixtures/models/" .. model .. "/config.json", load_format = "dummy", policy = policy, cache_tokens = 1024 }
   for key, value in pairs(more or {}) do options[key] = value end
   local counted, setup = plan_counts.run(options, batch)
   -- One request as long as the whole cache: all pages.
@@ -17,8 +31,32 @@ local function compare(model, policy, more)
     local where = ("%s %s rank %d"):format(model, tostring(setup.policy), r - 1)
     assert.equal(counted[r].weight_bytes, rank.weight_bytes, where .. ": weights")
     assert.equal(counted[r].cache_bytes, rank.cache_bytes_allocated, where .. ": cache")
-    assert.equal(counted[r].sent, rank.sent_bytes_per_token * batch, where .. ": sent in a decode step")
+    assert.same(said_sent(said), counted[r].sent, where .. ": sent in a decode step")
   end
+end
+
+-- A folder with the config of a real model made small: its heads, its experts, its features; 2 layers of
+-- narrow heads.
+local function twin(name)
+  local file = assert(io.open("spec/fixtures/configs/" .. name .. "_config.json", "rb"))
+  local cfg = core.json.decode(file:read "*a")
+  file:close()
+  cfg.num_hidden_layers, cfg.head_dim, cfg.vocab_size, cfg.hidden_size = 2, 8, 1009, cfg.num_attention_heads * 4
+  cfg.intermediate_size, cfg.rotary_dim, cfg.max_position_embeddings = 256, cfg.rotary_dim and 4, 1024
+  if cfg.num_local_experts then cfg.num_local_experts = 16 end
+  local folder = os.tmpname()
+  os.remove(folder)
+  assert(os.execute("mkdir " .. folder) == 0)
+  local out = assert(io.open(folder .. "/config.json", "wb"))
+  out:write(core.json.encode(cfg))
+  out:close()
+  return folder
+end
+
+local function compare_twin(name, policies)
+  local folder = twin(name)
+  for _, policy in ipairs(policies) do compare(folder .. "/config.json", policy) end
+  os.execute("rm -r " .. folder)
 end
 
 describe("the numbers of a plan", function()
@@ -45,5 +83,17 @@ describe("the numbers of a plan", function()
       { tensor = 4, attention = { tensor = 2 }, experts = { expert = 4 } } } do
       compare("minimax_m2_random", policy)
     end
+  end)
+
+  it("are so for small twins of Llama-3.1-8B, 70B and 405B, up to 8 ranks", function()
+    local shared = { tensor = 8, attention = { tensor = 2 } }
+    compare_twin("meta-llama--Meta-Llama-3.1-8B", { { tensor = 8 }, shared, { tensor = 8, attention = { tensor = 1, exchange = "a2a" } } })
+    compare_twin("meta-llama--Meta-Llama-3.1-70B", { { tensor = 1 }, { tensor = 8, attention = { tensor = 4, exchange = "a2a", interleave = 16 } } })
+    compare_twin("meta-llama--Meta-Llama-3.1-405B", { { tensor = 8, attention = { tensor = 8, context = 1 } }, shared })
+  end)
+
+  it("are so for a small twin of MiniMax-M2, fp8 with scales", function()
+    compare_twin("MiniMaxAI--MiniMax-M2.5", { { tensor = 1 }, { tensor = 8, experts = { expert = 8 } },
+      { tensor = 8, attention = { tensor = 4 }, experts = { expert = 4 } }, { tensor = 8, attention = { tensor = 2, exchange = "a2a" }, experts = { expert = 2 } } })
   end)
 end)

@@ -3,25 +3,35 @@ local core = require "weft.core"
 
 local plan_counts = {}
 
+-- Of each group: { calls =, bytes = } so far.
 local function sent(policy)
-  local bytes = 0
+  local list = {}
   for _, group in ipairs(policy:groups()) do
-    bytes = bytes + core.groups.get(group.type, group.world_size):traffic().bytes_sent
+    local traffic = core.groups.get(group.type, group.world_size):traffic()
+    list[("%s %d"):format(group.type, group.world_size)] = { calls = traffic.calls, bytes = traffic.bytes_sent }
   end
-  return bytes
+  return list
+end
+
+local function difference(now, before)
+  local list = {}
+  for name, count in pairs(now) do
+    local calls, bytes = count.calls - before[name].calls, count.bytes - before[name].bytes
+    if calls > 0 then list[name] = { calls = calls, bytes = bytes } end
+  end
+  return list
 end
 
 --- Runs on each rank: builds the model, decodes `batch` requests together, gives { weight_bytes, cache_bytes
--- (of all pages), sent (in the last decode step) }.
+-- (of all pages), sent = { ["tensor 4"] = { calls =, bytes = }, ... } (in the last decode step) }.
 function plan_counts.rank_main(options, batch)
-  local Session = require "weft.session"
-  local session = Session.open(options)
+  local session = require("weft.session").open(options)
   local result = { weight_bytes = session.weight_bytes, cache_bytes = session.num_blocks * session.bytes_per_block,
     block_tokens = session.block_tokens, num_blocks = session.num_blocks }
   local function count(run)
     local before = sent(session.policy)
     run()
-    result.sent = sent(session.policy) - before
+    result.sent = difference(sent(session.policy), before)
   end
   if core.rank().rank == 0 then
     local engine = require("weft.engine").new(session, options)
