@@ -1,6 +1,7 @@
 --- Explains a policy for a model: text for people, a plain table for --json.
 local core = require "weft.core"
 local numbers = require "weft.plan_numbers"
+local terminal = require "weft.plan.terminal"
 
 local plan_text = {}
 
@@ -55,14 +56,39 @@ local shown = {
   total = { "rank", "weights", "cache", "sent" },
 }
 
+-- Columns that say something of this part: copies where there are any.
+local function columns_of(kind, rows)
+  local list, copied = {}, false
+  for _, row in ipairs(rows) do copied = copied or (row.kv_head_replicas or 1) > 1 end
+  for _, key in ipairs(shown[kind]) do
+    if key ~= "copies" or copied then list[#list + 1] = key end
+  end
+  return list
+end
+
+-- The rows' cells; ranks that follow one another and differ in nothing else are one row, "0-7".
+local function cells_of(keys, rows)
+  local list, last = {}, nil
+  for _, row in ipairs(rows) do
+    local cells = { first = row.rank, last = row.rank }
+    for c, key in ipairs(keys) do cells[c] = columns[key][2](row) end
+    cells.text = table.concat(cells, "\0", 2)
+    if last and last.text == cells.text then
+      last.last = row.rank
+      last[1] = ("%d-%d"):format(last.first, last.last)
+    else
+      list[#list + 1], last = cells, cells
+    end
+  end
+  return list
+end
+
 -- Columns padded to their widest cell.
 local function table_lines(kind, rows, lines)
-  local cells, widths = { {} }, {}
-  for c, key in ipairs(shown[kind]) do cells[1][c] = columns[key][1] end
-  for r, row in ipairs(rows) do
-    cells[r + 1] = {}
-    for c, key in ipairs(shown[kind]) do cells[r + 1][c] = columns[key][2](row) end
-  end
+  local keys, widths = columns_of(kind, rows), {}
+  local cells, heads = cells_of(keys, rows), {}
+  for c, key in ipairs(keys) do heads[c] = columns[key][1] end
+  table.insert(cells, 1, heads)
   for _, line in ipairs(cells) do
     for c, cell in ipairs(line) do widths[c] = math.max(widths[c] or 0, #cell) end
   end
@@ -86,7 +112,7 @@ end
 
 local function part_lines(part, lines)
   lines[#lines + 1] = ""
-  lines[#lines + 1] = heading(part)
+  terminal.wrap(heading(part), terminal.width(), lines, "  ")
   table_lines(part.type, part.ranks, lines)
   if #part.moves == 0 then
     lines[#lines + 1] = "  nothing moves"
@@ -101,11 +127,10 @@ end
 -- bytes on each rank and what moves; per layer, then sums over the model.
 function plan_text.explain(policy, cfg, details)
   local n = numbers.of(policy, cfg, details or {})
-  local lines = {
-    ("%s on %d rank%s: %s"):format(n.model or "model", n.num_ranks, n.num_ranks == 1 and "" or "s", n.policy),
-    ("weights %s, cache %s, blocks of %d tokens in the model; cache counted for %d request%s of %d tokens"):format(
-      n.weight_dtype, n.cache_dtype, n.virtual_block, n.batch, n.batch == 1 and "" or "s", n.context),
-  }
+  local lines, width = {}, terminal.width()
+  terminal.wrap(("%s on %d rank%s: %s"):format(n.model or "model", n.num_ranks, n.num_ranks == 1 and "" or "s", n.policy), width, lines, "  ")
+  terminal.wrap(("weights %s, cache %s, blocks of %d tokens in the model; cache counted for %d request%s of %d tokens"):format(
+    n.weight_dtype, n.cache_dtype, n.virtual_block, n.batch, n.batch == 1 and "" or "s", n.context), width, lines, "  ")
   for _, part in ipairs(n.parts) do part_lines(part, lines) end
   lines[#lines + 1] = ""
   lines[#lines + 1] = ("all %d layers, embedding and head (predicted from the plan, not measured):"):format(n.num_layers)

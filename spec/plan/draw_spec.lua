@@ -62,11 +62,24 @@ describe("the picture of a plan", function()
     for _, case in ipairs(plans) do
       local text = draw.text(of(unpack(case)), { width = 80 })
       assert.is_nil(text:find("\27", 1, true))
-      for line in text:gmatch "[^\n]+" do
-        if line:find("[┌│└]") then assert.is_true(select(2, line:gsub("[^\128-\191]", "")) <= 80, line) end
-      end
-      assert.is_truthy(draw.text(of(unpack(case)), { width = 80, colour = true }):find("\27[38;5;33m█", 1, true))
+      for line in text:gmatch "[^\n]+" do assert.is_true(select(2, line:gsub("[^\128-\191]", "")) <= 80, line) end
+      local painted = case[2].tensor <= 16 and "\27[38;5;33m█" or "\27[38;5;33mq 0-31"
+      assert.is_truthy(draw.text(of(unpack(case)), { width = 80, colour = true }):find(painted, 1, true))
     end
+  end)
+
+  it("is a table where there are many ranks, with what a column or a row shares at its head", function()
+    local text = draw.text(of("meta-llama--Meta-Llama-3.1-405B", { tensor = 64, attention = { tensor = 8 } }), { width = 200 })
+    assert.matches("\n +q 0%-15 +q 16%-31 .* q 112%-127\n +kv 0 +kv 1 .* kv 7\n  strip 0 of 8  rank 0   out 0%-1 +rank 8   out 16%-17", text)
+    assert.matches("\n  strip 7 of 8  rank 7   out 14%-15 .* rank 63  out 126%-127\n", text)
+    assert.matches("rank 63  52416%-53247\n", text)
+    assert.is_nil(text:find("┌", 1, true))
+  end)
+
+  it("shows strips in whole rounds, a part of the bar where there are as many as it has cells", function()
+    local text = draw.text(of(llama, { tensor = 16, attention = { tensor = 2 } }), { width = 200 })
+    assert.matches("│ ██░░░░░░░░░░ │", text, 1, true)
+    assert.matches("│ ░░░░░░░░░░░█ │", text, 1, true)
   end)
 
   it("is an SVG whose elements close, with every rank, the legend and nothing from elsewhere", function()

@@ -1,12 +1,14 @@
 /* bind/lua_machine.c - what the machine is and can do: clock, terminal, cores, copy speed.
  *
  *   core.now() -> seconds of a clock that only runs forward     core.isatty(fd) -> whether it is a terminal
+ *   core.terminal_width() -> columns of the terminal on standard output, nil where it is none
  *   core.cpu_cores() -> cores of this process                   core.cpu_isa() -> "avx2": what the kernels use
  *   core.same_file(path, place) -> whether path exists and is place, or lies in that folder
  *   core.copy_speed([bytes]) -> bytes read plus written a second, the best of three
  *   core.live_objects() -> objects of the core that live now, over all states of the process */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,6 +35,14 @@ static int l_now(lua_State *L)
 static int l_isatty(lua_State *L)
 {
     lua_pushboolean(L, isatty((int)luaL_checkinteger(L, 1)));
+    return 1;
+}
+
+static int l_terminal_width(lua_State *L)
+{
+    struct winsize size;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 0;
+    lua_pushinteger(L, size.ws_col);
     return 1;
 }
 
@@ -106,7 +116,7 @@ static int l_copy_speed(lua_State *L)
 
 void weft_open_machine(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"now", l_now}, {"same_file", l_same_file}, {"isatty", l_isatty}, {"cpu_cores", l_cpu_cores},
+    static const luaL_Reg functions[] = {{"now", l_now}, {"same_file", l_same_file}, {"isatty", l_isatty}, {"terminal_width", l_terminal_width}, {"cpu_cores", l_cpu_cores},
                                          {"cpu_isa", l_cpu_isa}, {"copy_speed", l_copy_speed}, {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
 }

@@ -5,7 +5,7 @@
 --   cells in reading order, rows * columns of them; columns are the ranks that cut heads or columns,
 --   rows those that share a sequence, experts or hold copies. A table taller than wide is
 --   turned.
--- cell = { rank, lines = { text, ... }, bars = { bar, ... } }
+-- cell = { rank, lines = { text, ... }, strip = text or nil, bars = { bar, ... } }   strip: which of the sequence it holds
 -- bar = { kind, total, from, to }             the part [from, to) of total
 --     | { kind = "tokens", strips = N, mine = d }   every N-th strip, beginning with the d-th
 -- kinds: "heads", "tokens", "out", "columns", "experts", "rows" (those that appear, in this order)
@@ -37,6 +37,7 @@ local function attention_cell(row, part, totals)
     bars = { part_of("heads", row.q_heads, totals.q) } }
   if context.world_size > 1 then
     cell.lines[3] = ("out %s"):format(run(row.output_heads))
+    cell.strip = ("strip %d of %d"):format(row.context_rank, context.world_size)
     cell.bars[2] = { kind = "tokens", strips = context.world_size, mine = row.context_rank }
     cell.bars[3] = part_of("out", row.output_heads, totals.q)
   end

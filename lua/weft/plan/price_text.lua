@@ -1,6 +1,7 @@
 --- The price of a plan as text: predicted time by part, a measured time beside it, memory.
 local machines = require "weft.machines"
 local plan_text = require "weft.plan_text"
+local terminal = require "weft.plan.terminal"
 
 local price_text = {}
 
@@ -17,11 +18,13 @@ end
 
 --- price: weft.plan.price; measured, elsewhere: what weft.plan.measured found on this machine (or nil) and on others.
 function price_text.lines(price, measured, elsewhere)
-  local lines = { ("predicted for one decode step on %s, %s of %d tokens (roofline and latencies, not measured):")
-    :format(price.machine, count(price.batch, "request"), price.context) }
+  local lines, width = {}, terminal.width()
+  terminal.wrap(("predicted for one decode step on %s, %s of %d tokens (roofline and latencies, not measured):")
+    :format(price.machine, count(price.batch, "request"), price.context), width, lines, "  ")
   for _, part in ipairs(price.parts) do
     local share = part.ms / price.ms
-    lines[#lines + 1] = ("  %-12s %10.3f ms  %4.1f%%  %s"):format(part.part, part.ms, 100 * share, ("█"):rep(math.floor(40 * share + 0.5)))
+    lines[#lines + 1] = (("  %-12s %10.3f ms  %4.1f%%  %s"):format(part.part, part.ms, 100 * share, ("█"):rep(math.floor(40 * share + 0.5)))
+      :gsub("%s+$", ""))
   end
   lines[#lines + 1] = ("  %-12s %10.3f ms  %.4g tokens/s a user, %.4g tokens/s a rank"):format("step", price.ms, price.tok_per_s_user, price.tok_per_s_gpu)
   if measured then
@@ -31,7 +34,7 @@ function price_text.lines(price, measured, elsewhere)
     local hint = machines.has(entry.machine) and (" (--machine %s predicts for it)"):format(entry.machine) or ""
     lines[#lines + 1] = ("  measured     %10.3f ms  by weft bench on %s%s"):format(entry.ms, entry.machine, hint)
   end
-  lines[#lines + 1] = memory_line(price)
+  terminal.wrap(memory_line(price), width, lines, "    ")
   return lines
 end
 

@@ -12,7 +12,8 @@ local function round_number(x)
   return ("%.4g"):format(x)
 end
 
--- A logarithmic axis over a field of all points: place(value) in [0, 1], and ticks 1, 2, 5, 10, ...
+-- A logarithmic axis over a field of all points: place(value) in [0, 1], and ticks 1, 2, 5, 10, ..., more of them
+-- where it spans little.
 local function axis_of(points, field)
   local low, high = math.huge, 0
   for _, p in ipairs(points) do low, high = math.min(low, p[field]), math.max(high, p[field]) end
@@ -20,7 +21,7 @@ local function axis_of(points, field)
   local axis = { ticks = {} }
   function axis.place(value) return math.log(value / low) / math.log(high / low) end
   for decade = math.floor(math.log10(low)), math.ceil(math.log10(high)) do
-    for _, step in ipairs { 1, 2, 5 } do
+    for _, step in ipairs(high / low > 8 and { 1, 2, 5 } or { 1, 1.5, 2, 3, 4, 5, 6, 8 }) do
       local tick = step * 10 ^ decade
       if tick >= low and tick <= high then axis.ticks[#axis.ticks + 1] = tick end
     end

@@ -15,14 +15,28 @@ function terminal.paint(text, number, colour)
   return ("\27[38;5;%dm%s\27[0m"):format(number, text)
 end
 
---- Columns that text may take.
+--- Columns that text may take: the terminal's, or $COLUMNS, or 100.
 function terminal.width()
-  return math.max(60, math.min(200, tonumber(os.getenv "COLUMNS") or 100))
+  return math.max(60, math.min(200, core.terminal_width() or tonumber(os.getenv "COLUMNS") or 100))
 end
 
 --- Characters of UTF-8 text, each one column wide.
 function terminal.length(text)
   return select(2, text:gsub("[^\128-\191]", ""))
+end
+
+--- Adds text to lines, broken at spaces so that none is wider; lines after the first begin with `indent`.
+function terminal.wrap(text, width, lines, indent)
+  local line
+  for word in text:gmatch "%S+" do
+    local longer = line and line .. " " .. word or (text:match "^%s*" .. word)
+    if line and terminal.length(longer) > width then
+      lines[#lines + 1] = line
+      longer = (indent or "") .. word
+    end
+    line = longer
+  end
+  lines[#lines + 1] = line
 end
 
 return terminal
