@@ -52,6 +52,7 @@ static weft_status refused(cublasStatus_t status)
 
 weft_status blas_create(weft_blas **out)
 {
+    WEFT_TRY(blas_load());
     weft_blas *blas = (weft_blas *)calloc(1, sizeof *blas);
     if (blas == NULL) return weft_fail(WEFT_MEMORY, "no memory for the plans of cuBLASLt");
     cublasStatus_t status = cublasLtCreate(&blas->handle);

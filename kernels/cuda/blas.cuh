@@ -5,6 +5,8 @@
 
 namespace weft {
 
+/* Opens the library (cublaslt.cu), once in a process. UNSUPPORTED says where it was looked for. */
+weft_status blas_load(void);
 weft_status blas_create(struct weft_blas **out);
 void blas_destroy(struct weft_blas *blas);
 

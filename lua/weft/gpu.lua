@@ -67,7 +67,10 @@ local function graph_for(session, step)
     return nil
   end
   if graph == "warm" then
-    graph = core.graph.capture(function() forward(session, step) end)
+    graph = core.graph.capture(function()
+      forward(session, step)
+      core.fault "capture"
+    end)
     session.graphs[key] = graph
     session.log("captured a decode step of %s", key)
   end

@@ -24,13 +24,15 @@ if(WEFT_HAVE_CUDA)
   target_include_directories(weft_kernels_cuda PRIVATE ${CMAKE_BINARY_DIR}/rooms/kernels ${CMAKE_BINARY_DIR}/rooms/base)
   target_compile_options(weft_kernels_cuda PRIVATE -Xcompiler=-Wall,-Wextra,-Wno-unused-parameter $<$<BOOL:${WEFT_WERROR}>:-Werror=all-warnings>)
   set_target_properties(weft_kernels_cuda PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON POSITION_INDEPENDENT_CODE ON)
+  # cuBLASLt and NCCL are opened at run time (src/base/library.h); where the toolkit has its libraries.
+  target_compile_definitions(weft_kernels_cuda PRIVATE WEFT_CUDA_LIBRARIES="${CUDAToolkit_LIBRARY_DIR}")
   list(GET WEFT_CUDA_ARCH 0 first_arch)
   if(first_arch MATCHES "^(9|1[0-9])") # programmatic dependent launch
     target_compile_definitions(weft_kernels_cuda PRIVATE WEFT_CUDA_DEPENDENT_LAUNCH=1)
   endif()
   target_compile_definitions(weft_flags INTERFACE $<$<COMPILE_LANGUAGE:C>:WEFT_HAVE_CUDA=1>)
   set(WEFT_ALL_ROOMS ${WEFT_ALL_ROOMS} weft_kernels_cuda CACHE INTERNAL "")
-  set(WEFT_ROOM_LIBRARIES ${WEFT_ROOM_LIBRARIES} CUDA::cudart_static CUDA::cublasLt CACHE INTERNAL "")
+  set(WEFT_ROOM_LIBRARIES ${WEFT_ROOM_LIBRARIES} CUDA::cudart_static CACHE INTERNAL "")
 
   # scripts/gpu-check-kernels and scripts/gpu-bench-kernels build and run these.
   set(cpu_objects "")

@@ -1,15 +1,18 @@
-# What the rooms need where the CUDA kernels are built: CUDA's C headers for src/device, and NCCL for
-# groups that span several GPUs (optional; -DWEFT_NCCL=OFF leaves it out).
-option(WEFT_NCCL "collectives between GPUs through NCCL when it is found" ON)
+# What the rooms need where the CUDA kernels are built: CUDA's C headers for src/device, and NCCL's header for
+# groups that span several GPUs (optional; -DWEFT_NCCL=OFF leaves it out). The library is opened at run time.
+option(WEFT_NCCL "collectives between GPUs through NCCL when its header is found" ON)
 if(WEFT_HAVE_CUDA)
   target_include_directories(weft_device SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   find_path(NCCL_INCLUDE NAMES nccl.h HINTS $ENV{NCCL_HOME}/include ${CUDAToolkit_INCLUDE_DIRS})
   find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS $ENV{NCCL_HOME}/lib ${CUDAToolkit_LIBRARY_DIR})
-  if(WEFT_NCCL AND NCCL_INCLUDE AND NCCL_LIBRARY)
+  if(WEFT_NCCL AND NCCL_INCLUDE)
     target_include_directories(weft_comm SYSTEM PRIVATE ${NCCL_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
-    target_compile_definitions(weft_comm PRIVATE WEFT_HAVE_NCCL=1)
-    set(WEFT_ROOM_LIBRARIES ${WEFT_ROOM_LIBRARIES} ${NCCL_LIBRARY} CACHE INTERNAL "")
+    set(nccl_folder ${CUDAToolkit_LIBRARY_DIR})
+    if(NCCL_LIBRARY)
+      get_filename_component(nccl_folder ${NCCL_LIBRARY} DIRECTORY)
+    endif()
+    target_compile_definitions(weft_comm PRIVATE WEFT_HAVE_NCCL=1 WEFT_NCCL_LIBRARIES="${nccl_folder}")
   else()
-    message(STATUS "NCCL not found: ranks on several GPUs are refused")
+    message(STATUS "nccl.h not found: ranks on several GPUs are refused")
   endif()
 endif()

@@ -102,7 +102,7 @@ describe("limits", function()
   it("refuses a fault that names no place, and a folder where a file is wanted", function()
     local words = run("-tp", "2")
     words.env = "WEFT_FAULT=rank=1,at=bogus,kind=raise"
-    refused(1, words, "at must be load, step or exchange, got 'bogus'")
+    refused(1, words, "at must be load, step, exchange or capture, got 'bogus'")
     refused(2, { "plan", "--model", demo, "--plan", "spec" }, "cannot read the plan spec: Is a directory")
     refused(1, { "run", "--model", demo, "-f", "spec" }, "cannot read the prompts spec: Is a directory")
   end)

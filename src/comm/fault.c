@@ -30,8 +30,8 @@ static weft_status set_field(weft__fault *fault, const char *key, const char *va
         if (!parse_count(value, INT64_MAX, &fault->step))
             return weft_fail(WEFT_INVALID, "WEFT_FAULT: step must be a number from 0, got '%s'", value);
     } else if (strcmp(key, "at") == 0) {
-        if (strcmp(value, "load") != 0 && strcmp(value, "step") != 0 && strcmp(value, "exchange") != 0)
-            return weft_fail(WEFT_INVALID, "WEFT_FAULT: at must be load, step or exchange, got '%s'", value);
+        if (strcmp(value, "load") != 0 && strcmp(value, "step") != 0 && strcmp(value, "exchange") != 0 && strcmp(value, "capture") != 0)
+            return weft_fail(WEFT_INVALID, "WEFT_FAULT: at must be load, step, exchange or capture, got '%s'", value);
         strcpy(fault->at, value);
     } else if (strcmp(key, "kind") == 0) {
         *has_kind = 1;

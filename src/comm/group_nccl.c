@@ -65,6 +65,7 @@ static weft_status wait_for(const weft_group *group, birth *b)
 
 weft_status weft__nccl_join(weft_group *group)
 {
+    WEFT_TRY(weft__nccl_load());
     struct weft__nccl *nccl = calloc(1, sizeof *nccl);
     birth *b = calloc(1, sizeof *b);
     pthread_t thread;

@@ -197,6 +197,10 @@ void weft__exchange_end(weft_group *group, int direct);
 weft_status weft__device_collective(weft_group *group, weft__call *call, const void *in, size_t bytes, void *out, uint64_t bytes_sent);
 weft_status weft__device_join(weft_group *group); /* collective, behind weft__shared_join */
 
+/* ---- nccl_library.c ---- */
+
+weft_status weft__nccl_load(void); /* opens NCCL, once in a process. UNSUPPORTED says where it was looked for */
+
 /* ---- group_nccl.c ---- */
 
 weft_status weft__nccl_join(weft_group *group);

@@ -181,7 +181,9 @@ int weft_cuda_is_device(const void *address)
 weft_status weft_cuda_open_peer(weft_cuda *cuda, int index)
 {
     int possible = 0;
+    const char *refused = getenv("WEFT_NO_PEER");
     cudaError_t error = cudaDeviceCanAccessPeer(&possible, cuda->index, index);
+    if (refused != NULL && *refused == '1') possible = 0;
     if (error == cudaSuccess && !possible) return weft_fail(WEFT_CUDA, "GPU %d cannot read the memory of GPU %d: no peer path", cuda->index, index);
     if (error == cudaSuccess) error = cudaDeviceEnablePeerAccess(index, 0);
     if (error == cudaSuccess) return WEFT_OK;

@@ -40,7 +40,8 @@ weft_status weft_cuda_alloc(weft_cuda *cuda, size_t bytes, void **out);
 void weft_cuda_retire(weft_cuda *cuda, void *block, size_t bytes);
 /* Whether the address is memory of a GPU. */
 int weft_cuda_is_device(const void *address);
-/* Makes the memory of another GPU readable from this one. CUDA when the two have no path. */
+/* Makes the memory of another GPU readable from this one. CUDA when the two have no path, or under
+ * WEFT_NO_PEER=1 (for checks of what then happens). */
 weft_status weft_cuda_open_peer(weft_cuda *cuda, int index);
 /* Addresses that a captured graph may hold have changed: graphs of before are stale. */
 void weft_cuda_moved(weft_cuda *cuda);

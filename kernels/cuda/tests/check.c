@@ -1,9 +1,11 @@
 /* kernels/cuda/tests/check.c - every CUDA operation against the CPU's, on random inputs at odd sizes.
- * Prints a table; exit 1 on a difference. Arguments name sections: rows dcp experts linear attention. */
+ * Prints a table; exit 1 on a difference. Arguments name sections: rows dcp experts linear attention;
+ * --every N runs one case of N (tools that watch each access take their time). */
 #include "kernels/cuda/tests/check.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { NAMES = 64 };
@@ -15,6 +17,7 @@ static struct entry {
 } table[NAMES];
 static int entries;
 static struct entry *current;
+static long every = 1, asked;
 
 weft_pool *check_pool(void)
 {
@@ -22,6 +25,8 @@ weft_pool *check_pool(void)
     if (pool == NULL && weft_pool_create(&pool, weft_cpu_cores(), 1) != WEFT_OK) pool = NULL;
     return pool;
 }
+
+int check_skips(void) { return asked++ % every != 0; }
 
 static void fail(const char *what)
 {
@@ -90,6 +95,14 @@ int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } sections[] = {
         {"rows", check_rows}, {"dcp", check_dcp}, {"experts", check_experts}, {"linear", check_linear}, {"attention", check_attention}};
+    if (argc > 2 && strcmp(argv[1], "--every") == 0) {
+        every = strtol(argv[2], NULL, 10);
+        if (every < 1) {
+            fprintf(stderr, "--every takes a number from 1, got '%s'\n", argv[2]);
+            return 2;
+        }
+        argc -= 2, argv += 2;
+    }
     for (int s = 0; s < (int)(sizeof sections / sizeof sections[0]); s++) {
         int wanted = argc < 2;
         for (int i = 1; i < argc; i++) wanted |= strcmp(argv[i], sections[s].name) == 0;

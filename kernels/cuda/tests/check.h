@@ -3,11 +3,12 @@
 
 #include "kernels/cuda/tests/twin.h"
 
-/* Runs one case: twin memory is filled, args point into it. cpu and cuda are the two operations,
+/* Runs one case, unless --every leaves it out (0): twin memory is filled, args point into it. cpu and cuda are the two operations,
  * `device_args` the args with device pointers. */
 #define RUN(name, op, args, device_args)                                              \
-    (twin_upload(), check_begin(name, weft_##op##_cuda(&(device_args), NULL), weft_##op##_cpu(&(args), check_pool())))
+    (!check_skips() && (twin_upload(), check_begin(name, weft_##op##_cuda(&(device_args), NULL), weft_##op##_cpu(&(args), check_pool()))))
 
+int check_skips(void);       /* whether the next case is left out */
 weft_pool *check_pool(void); /* threads for the CPU's side */
 /* 1 when both returned OK and the device is well. */
 int check_begin(const char *name, weft_status cuda, weft_status cpu);
