@@ -2,30 +2,28 @@
  *
  * A call only puts work on the rank's one stream, so all ranks see one order; what waits for it
  * (weft_cuda_wait) polls the communicators' errors, the world's abort and the clock. Making a
- * communicator waits for the peers inside NCCL: a helper thread does that. (Communicators that do
- * not block start a thread for every call, which costs more than the call.) */
+ * communicator waits for the peers inside NCCL: a helper thread does that. Calls that do not come
+ * back are the watch's business (nccl_watch.c). */
 #include "comm/internal.h"
 
 #ifdef WEFT_HAVE_NCCL
 
-#include <nccl.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-struct weft__nccl {
-    ncclComm_t comm;
-};
+#include "comm/nccl.h"
 
-static weft_status failed(const weft_group *group, const char *what, ncclResult_t result, ncclComm_t comm)
+static weft_status failed(const weft_group *group, const char *what, ncclResult_t result)
 {
-    const char *detail = comm != NULL ? ncclGetLastError(comm) : "";
+    WEFT_TRY(weft_world_check(group->world)); /* an abort from elsewhere: then that is the reason */
+    const char *detail = ncclGetLastError(NULL);
     return weft_fail(WEFT_NCCL, "group %s: NCCL: %s (%s)%s%s", group->name, ncclGetErrorString(result), what,
                      detail != NULL && *detail ? ": " : "", detail != NULL ? detail : "");
 }
 
 static weft_status taken(const weft_group *group, const char *what, ncclResult_t result)
 {
-    return result == ncclSuccess ? WEFT_OK : failed(group, what, result, group->nccl->comm);
+    return result == ncclSuccess ? WEFT_OK : failed(group, what, result);
 }
 
 /* What a helper thread makes while the rank waits within bounds. Whoever lets go last frees it. */
@@ -60,7 +58,7 @@ static weft_status wait_for(const weft_group *group, birth *b)
             return weft_fail(WEFT_TIMEOUT, "group %s: making a communicator did not finish within %.3g s", group->name, group->world->timeout);
         usleep(200);
     }
-    return b->result == ncclSuccess ? WEFT_OK : failed(group, "making a communicator", b->result, NULL);
+    return b->result == ncclSuccess ? WEFT_OK : failed(group, "making a communicator", b->result);
 }
 
 weft_status weft__nccl_join(weft_group *group)
@@ -72,7 +70,7 @@ weft_status weft__nccl_join(weft_group *group)
     weft_status status = nccl && b ? WEFT_OK : weft_fail(WEFT_MEMORY, "no memory for a communicator");
     if (status == WEFT_OK && group->rank == 0) {
         ncclResult_t result = ncclGetUniqueId(&b->id);
-        if (result != ncclSuccess) status = failed(group, "making an id", result, NULL);
+        if (result != ncclSuccess) status = failed(group, "making an id", result);
     }
     if (status == WEFT_OK) status = weft_group_broadcast_bytes(group, &b->id, sizeof b->id, 0);
     if (status == WEFT_OK) {
@@ -90,7 +88,10 @@ weft_status weft__nccl_join(weft_group *group)
     pthread_detach(thread);
     status = wait_for(group, b);
     nccl->comm = status == WEFT_OK ? b->comm : NULL;
+    nccl->world = group->world;
+    nccl->rank = group->owner->rank;
     let_go(b);
+    if (status == WEFT_OK) status = weft__nccl_watch(nccl);
     if (status == WEFT_OK) group->nccl = nccl;
     else free(nccl);
     return status;
@@ -99,22 +100,16 @@ weft_status weft__nccl_join(weft_group *group)
 weft_status weft__nccl_check(const weft_group *group)
 {
     ncclResult_t state = ncclSuccess;
-    if (group->nccl->comm == NULL) return WEFT_OK;
     ncclResult_t asked = ncclCommGetAsyncError(group->nccl->comm, &state);
     if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) return WEFT_OK;
-    return failed(group, "a collective", asked != ncclSuccess ? asked : state, group->nccl->comm);
+    return failed(group, "a collective", asked != ncclSuccess ? asked : state);
 }
 
 void weft__nccl_leave(weft_group *group, int together)
 {
     struct weft__nccl *nccl = group->nccl;
     group->nccl = NULL;
-    if (nccl == NULL) return;
-    if (nccl->comm != NULL) {
-        if (together) (void)ncclCommDestroy(nccl->comm);
-        else (void)ncclCommAbort(nccl->comm);
-    }
-    free(nccl);
+    if (nccl != NULL) weft__nccl_unwatch(nccl, together);
 }
 
 static ncclDataType_t type_of(weft_dtype dtype)
@@ -179,7 +174,7 @@ static weft_status all_to_all(weft_group *group, const void *in, size_t bytes, v
     return taken(group, "all_to_all", result != ncclSuccess ? result : ended);
 }
 
-weft_status weft__nccl_collective(weft_group *group, const weft__call *call, const void *in, size_t bytes, void *out)
+static weft_status collective(weft_group *group, const weft__call *call, const void *in, size_t bytes, void *out)
 {
     ncclComm_t comm = group->nccl->comm;
     cudaStream_t stream = weft_cuda_stream(group->owner->cuda);
@@ -199,6 +194,14 @@ weft_status weft__nccl_collective(weft_group *group, const weft__call *call, con
         return taken(group, "broadcast", ncclBroadcast(in, out, bytes, ncclUint8, call->root, comm, stream));
     default: return weft_fail(WEFT_INTERNAL, "no such collective on GPUs");
     }
+}
+
+weft_status weft__nccl_collective(weft_group *group, const weft__call *call, const void *in, size_t bytes, void *out)
+{
+    atomic_store_explicit(&group->nccl->inside, weft__now(), memory_order_relaxed);
+    weft_status status = collective(group, call, in, bytes, out);
+    atomic_store_explicit(&group->nccl->inside, 0, memory_order_relaxed);
+    return status;
 }
 
 #else

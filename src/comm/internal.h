@@ -117,6 +117,8 @@ struct weft_world {
     char failure[WEFT__MESSAGE_BYTES];
     weft__key *keys;
     weft__shared *shared;
+    struct weft__nccl *nccls; /* the communicators of all ranks (nccl_watch.c) */
+    int nccls_watched;
 
     /* the step record (record.c) */
     weft__gate published; /* number of records so far */
@@ -224,6 +226,8 @@ void weft__forget_groups(weft_rank *rank);
 /* A failure that NCCL reported in the background on one of the rank's groups. */
 weft_status weft__check_groups(const weft_rank *rank);
 /* ---- world.c ---- */
+/* A wait of this rank took too long: the rank that has done least is behind it. WEFT_OK when there is no other. */
+weft_status weft__blame(weft_world *world, int rank);
 int weft__abort_locked(weft_world *world, int rank, weft_status code, const char *message); /* whether it was the first */
 /* ---- settle.c ---- */
 /* Refuses what would wait for other ranks while they do not take part. */

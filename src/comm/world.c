@@ -202,20 +202,23 @@ static weft_status check_world(void *context)
     return weft__check_groups(rank);
 }
 
-/* A wait for the GPU took too long: the rank that has done least is behind it. */
-static weft_status blame(void *context)
+weft_status weft__blame(weft_world *world, int rank)
 {
-    weft_rank *rank = context;
-    weft_world *world = rank->world;
     int silent = -1;
     unsigned long long least = 0;
     for (int r = 0; r < world->world_size; r++) {
         unsigned long long progress = atomic_load_explicit(&world->presence[r].progress, memory_order_relaxed);
-        if (r == rank->rank || (silent >= 0 && progress >= least)) continue;
+        if (r == rank || (silent >= 0 && progress >= least)) continue;
         silent = r;
         least = progress;
     }
-    return silent < 0 ? WEFT_OK : weft__wait_failed(world, rank->rank, WEFT__TIMED_OUT, silent);
+    return silent < 0 ? WEFT_OK : weft__wait_failed(world, rank, WEFT__TIMED_OUT, silent);
+}
+
+static weft_status blame(void *context)
+{
+    weft_rank *rank = context;
+    return weft__blame(rank->world, rank->rank);
 }
 
 weft_status weft_rank_use_cuda(weft_rank *rank, int index, long long limit_bytes)

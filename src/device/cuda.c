@@ -105,6 +105,7 @@ static void destroy(weft_object *object)
             if (cuda->outgoing[i].copied != NULL) (void)cudaEventDestroy(cuda->outgoing[i].copied);
         }
         if (cuda->waited != NULL) (void)cudaEventDestroy(cuda->waited);
+        if (cuda->passed != NULL) (void)cudaEventDestroy(cuda->passed);
         if (cuda->stream != NULL) (void)cudaStreamDestroy(cuda->stream);
         (void)cudaGetLastError();
     }
@@ -118,6 +119,7 @@ static weft_status build(weft_cuda *cuda)
     cudaError_t error = cudaSetDevice(cuda->index);
     if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->waited, cudaEventDisableTiming);
+    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->passed, cudaEventDisableTiming);
     for (int i = 0; i < 2 && error == cudaSuccess; i++) {
         error = cudaEventCreateWithFlags(&cuda->staging[i].copied, cudaEventDisableTiming);
         if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->outgoing[i].copied, cudaEventDisableTiming);
@@ -191,13 +193,6 @@ weft_status weft_cuda_open_peer(weft_cuda *cuda, int index)
     return error == cudaErrorPeerAccessAlreadyEnabled ? WEFT_OK : weft__cuda_fail(cuda, "opening a peer path", error);
 }
 
-weft_status weft_cuda_launched(weft_cuda *cuda, const char *what, weft_status status)
-{
-    if (status == WEFT_OK && !cuda->sync) return WEFT_OK;
-    if (status == WEFT_OK && !cuda->capturing) status = weft_cuda_wait(cuda);
-    return status == WEFT_OK ? WEFT_OK : weft_fail_while(status, "while running %s on GPU %d", what, cuda->index);
-}
-
 /* ---- waiting ---- */
 
 static weft_status wait_event(weft_cuda *cuda, cudaEvent_t event, const char *what)
@@ -227,6 +222,24 @@ weft_status weft_cuda_wait(weft_cuda *cuda)
     cudaError_t error = cudaEventRecord(cuda->waited, cuda->stream);
     if (error != cudaSuccess) return weft__cuda_fail(cuda, "recording an event", error);
     return wait_event(cuda, cuda->waited, "waiting for the stream");
+}
+
+/* A stream takes about a thousand kernels; the launch of one more waits inside the driver, where nothing
+ * ends it when a peer has failed. So the host stays within a few hundred: it waits here. */
+static weft_status stay_near(weft_cuda *cuda)
+{
+    if (++cuda->launches % 64 != 0 || cuda->capturing) return WEFT_OK;
+    if (cuda->launches > 64) WEFT_TRY(wait_event(cuda, cuda->passed, "waiting for earlier operations"));
+    cudaError_t error = cudaEventRecord(cuda->passed, cuda->stream);
+    return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "recording an event", error);
+}
+
+weft_status weft_cuda_launched(weft_cuda *cuda, const char *what, weft_status status)
+{
+    if (status == WEFT_OK) status = stay_near(cuda);
+    if (status == WEFT_OK && !cuda->sync) return WEFT_OK;
+    if (status == WEFT_OK && !cuda->capturing) status = weft_cuda_wait(cuda);
+    return status == WEFT_OK ? WEFT_OK : weft_fail_while(status, "while running %s on GPU %d", what, cuda->index);
 }
 
 /* ---- copies ---- */

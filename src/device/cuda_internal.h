@@ -26,6 +26,8 @@ struct weft_cuda {
     int index, sync, capturing;
     cudaStream_t stream;
     cudaEvent_t waited;
+    cudaEvent_t passed; /* by the stream: recorded at every 64th operation */
+    uint64_t launches;  /* operations so far */
     struct weft_cuda_context *kernels;
     void *workspace;
     weft_status (*check)(void *context), (*late)(void *context);

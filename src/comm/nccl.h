@@ -1,0 +1,25 @@
+/* comm/nccl.h - a communicator, for group_nccl.c and nccl_watch.c. */
+#pragma once
+
+#include <nccl.h>
+
+#include "comm/internal.h"
+
+/* The list and `state`: under the world's lock. */
+struct weft__nccl {
+    struct weft__nccl *next; /* of the world */
+    ncclComm_t comm;
+    weft_world *world; /* retained by the watch */
+    int rank;          /* the world's */
+    enum { WEFT__NCCL_LIVE, WEFT__NCCL_UNWANTED, WEFT__NCCL_ABORTING, WEFT__NCCL_GONE } state;
+    int left;                         /* its rank uses it no more: whoever ends it frees it */
+    _Atomic double inside;            /* when its rank went into a call that has not come back; 0: none */
+    unsigned long long progress;      /* of the other ranks, when the watch last looked */
+    double since;                     /* of that progress */
+};
+
+/* From here the watch knows it. */
+weft_status weft__nccl_watch(struct weft__nccl *nccl);
+/* Its rank uses it no more. together: all members leave at once and none failed. Otherwise it is aborted,
+ * and waited for only so long. Frees it. */
+void weft__nccl_unwatch(struct weft__nccl *nccl, int together);

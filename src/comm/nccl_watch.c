@@ -1,0 +1,145 @@
+/* comm/nccl_watch.c - a thread that ends communicators whose ranks cannot.
+ *
+ * A call into NCCL may wait in there for a peer that has failed (the first collective makes connections),
+ * where no abort flag of ours is seen; and ncclCommAbort itself may wait. So one thread of the world
+ * aborts: communicators that their ranks give up, and a second behind an abort of the world all others.
+ * It also holds calls that do not come back against the world's timeout. It lives while there are
+ * communicators. (Communicators that do not block would start a thread for every call instead, which
+ * costs more than the call.) */
+#include "comm/internal.h"
+
+#ifdef WEFT_HAVE_NCCL
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "comm/nccl.h"
+
+static const double RANKS_LEAVE = 1;   /* seconds that ranks have to give up a communicator themselves */
+static const double ABORT_TAKES = 2.5; /* seconds that a rank waits for its communicator's abort */
+
+static void unlink_locked(struct weft__nccl *nccl)
+{
+    struct weft__nccl **link = &nccl->world->nccls;
+    while (*link != nccl) link = &(*link)->next;
+    *link = nccl->next;
+}
+
+/* The first one to abort now, marked; or NULL. */
+static struct weft__nccl *next_to_abort(weft_world *world, int all)
+{
+    for (struct weft__nccl *n = world->nccls; n != NULL; n = n->next) {
+        if (n->state != WEFT__NCCL_UNWANTED && !(all && n->state == WEFT__NCCL_LIVE)) continue;
+        n->state = WEFT__NCCL_ABORTING;
+        return n;
+    }
+    return NULL;
+}
+
+static void abort_one(struct weft__nccl *nccl)
+{
+    weft_world *world = nccl->world;
+    (void)ncclCommAbort(nccl->comm);
+    pthread_mutex_lock(&world->lock);
+    nccl->state = WEFT__NCCL_GONE;
+    int mine = nccl->left;
+    if (mine) unlink_locked(nccl);
+    pthread_mutex_unlock(&world->lock);
+    if (mine) free(nccl);
+}
+
+static unsigned long long progress_of_others(const weft_world *world, int rank)
+{
+    unsigned long long sum = 0;
+    for (int r = 0; r < world->world_size; r++)
+        if (r != rank) sum += atomic_load_explicit(&world->presence[r].progress, memory_order_relaxed);
+    return sum;
+}
+
+/* The world rank that has been in a call for too long while no other rank showed life; or -1. */
+static int stuck_rank_locked(weft_world *world, double now)
+{
+    for (struct weft__nccl *n = world->nccls; n != NULL; n = n->next) {
+        double inside = atomic_load_explicit(&n->inside, memory_order_relaxed);
+        if (inside == 0) continue;
+        unsigned long long progress = progress_of_others(world, n->rank);
+        if (progress != n->progress || n->since < inside) {
+            n->progress = progress;
+            n->since = now;
+        }
+        if (now - n->since > world->timeout) return n->rank;
+    }
+    return -1;
+}
+
+static void *watch(void *context)
+{
+    weft_world *world = context;
+    double aborted_at = 0;
+    for (;;) {
+        usleep(20000);
+        double now = weft__now();
+        if (atomic_load(&world->aborted.word) == 0) aborted_at = 0;
+        else if (aborted_at == 0) aborted_at = now;
+        pthread_mutex_lock(&world->lock);
+        int over = world->nccls == NULL;
+        if (over) world->nccls_watched = 0;
+        struct weft__nccl *nccl = next_to_abort(world, aborted_at != 0 && now - aborted_at > RANKS_LEAVE);
+        int stuck = aborted_at == 0 ? stuck_rank_locked(world, now) : -1;
+        pthread_mutex_unlock(&world->lock);
+        if (over) break;
+        if (nccl != NULL) abort_one(nccl);
+        if (stuck >= 0) (void)weft__blame(world, stuck);
+    }
+    weft_world_release(world);
+    return NULL;
+}
+
+weft_status weft__nccl_watch(struct weft__nccl *nccl)
+{
+    weft_world *world = nccl->world;
+    pthread_t thread;
+    pthread_mutex_lock(&world->lock);
+    int started = world->nccls_watched;
+    if (!started && pthread_create(&thread, NULL, watch, world) == 0) {
+        pthread_detach(thread);
+        world->nccls_watched = started = 1;
+        (void)WEFT_RETAIN(world);
+    }
+    if (started) {
+        nccl->next = world->nccls;
+        world->nccls = nccl;
+    }
+    pthread_mutex_unlock(&world->lock);
+    return started ? WEFT_OK : weft_fail(WEFT_MEMORY, "no thread to watch over communicators");
+}
+
+/* Asks the watch to abort it, and waits a while. Returns whether it is this thread's to free. */
+static int give_up(struct weft__nccl *nccl)
+{
+    weft_world *world = nccl->world;
+    double began = weft__now();
+    for (int over = 0, mine = 0;; usleep(2000)) {
+        pthread_mutex_lock(&world->lock);
+        if (nccl->state == WEFT__NCCL_LIVE) nccl->state = WEFT__NCCL_UNWANTED;
+        mine = nccl->state == WEFT__NCCL_GONE;
+        over = mine || weft__now() - began > ABORT_TAKES;
+        if (mine) unlink_locked(nccl);
+        else if (over) nccl->left = 1;
+        pthread_mutex_unlock(&world->lock);
+        if (over) return mine;
+    }
+}
+
+void weft__nccl_unwatch(struct weft__nccl *nccl, int together)
+{
+    weft_world *world = nccl->world;
+    pthread_mutex_lock(&world->lock);
+    int whole = together && nccl->state == WEFT__NCCL_LIVE;
+    if (whole) unlink_locked(nccl);
+    pthread_mutex_unlock(&world->lock);
+    if (whole) (void)ncclCommDestroy(nccl->comm);
+    if (whole || give_up(nccl)) free(nccl);
+}
+
+#endif
