@@ -149,6 +149,7 @@ function Engine:release_behind_window(request)
   end
 end
 
+-- Gives the request's pages back, and tells who asked for it.
 function Engine:finish(request, reason)
   self:release(request)
   request.state, request.finish_reason = "finished", reason

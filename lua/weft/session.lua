@@ -122,6 +122,7 @@ end
 local function build_layers(session, model, weights)
   local attentions, nn, parts = {}, require "weft.nn", Parts.new(session.cfg)
   session.weight_bytes = 0
+  -- Hears of every layer that nn makes: session.layers names it, weights are counted, attentions get their pages.
   nn.on_layer = function(kind, layer)
     parts:add(kind, layer, weights.options.last_tensor)
     if kind == "attention" then

@@ -67,6 +67,30 @@ describe("help", function()
     assert.matches("weft.nn.row_linear%s+Input columns cut over the axis", text)
   end)
 
+  it("has a text for every function of weft, its model and its engine in Lua: write it above the function", function()
+    local session = require "weft.session"
+    require "weft.live"
+    local said = { weft = env.weft, nn = require "weft.nn", models = require "weft.models", engine = require "weft.engine", config = require "weft.config", model = session }
+    local missing, at = {}, require("weft.repl.session").environment({ policy = core.policy {} }, nil)
+    for module, functions in pairs(said) do
+      for name, value in pairs(functions) do
+        if type(value) == "function" and name:sub(1, 1) ~= "_" then
+          local text = help.text(module == "weft" and "weft." .. name or "it." .. name, { weft = env.weft, it = functions })
+          if text:find("no comment", 1, true) then missing[#missing + 1] = module .. "." .. name end
+        end
+      end
+    end
+    for _, name in ipairs { "generate", "bench", "quit" } do
+      if help.text(name, at):find("no comment", 1, true) then missing[#missing + 1] = name end
+    end
+    assert.same({}, missing)
+  end)
+
+  it("survives names that the registry of Lua keeps for other things", function()
+    for _, name in ipairs { "weft.rank", "_LOADED", "weft.no_such_type" } do assert.is_nil(core._methods(name)) end
+    assert.is_string((help.text("weft.rank", env)))
+  end)
+
   it("refuses an unknown name in one line", function()
     local text, message = help.text("weft.nothing", env)
     assert.is_nil(text)

@@ -27,8 +27,9 @@ static int l_as_error(lua_State *L)
 static int l_methods(lua_State *L)
 {
     luaL_getmetatable(L, luaL_checkstring(L, 1));
-    if (lua_isnil(L, -1)) return 1;
-    lua_getfield(L, -1, "__methods");
+    if (!lua_istable(L, -1)) return 0; /* the registry keeps other things by name too */
+    lua_pushliteral(L, "__methods");
+    lua_rawget(L, -2);
     return 1;
 }
 

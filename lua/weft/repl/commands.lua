@@ -6,7 +6,6 @@ local core = require "weft.core"
 local flags = require "weft.flags"
 local help = require "weft.repl.help"
 local read = require "weft.repl.read"
-local session = require "weft.repl.session"
 
 local commands = {}
 
@@ -30,9 +29,6 @@ commands.help = { arguments = "[NAME]", about = "what NAME is and does (also: NA
     if rest == "" then return overview() end
     local command = commands[rest:match "^,?(%a+)$" or ""]
     if rest:sub(1, 1) == "," and command then return (",%s %s  %s\n"):format(rest:sub(2), command.arguments, command.about) end
-    local helper = session.helpers[rest]
-    local text = helper and help.of_function(helper)
-    if text then return text .. "\n" end
     local found, message = help.text(rest, state.env)
     if not found then refuse(message) end
     return found .. "\n"

@@ -141,7 +141,7 @@ function help.text(path, env)
   local parts = {}
   if type(value) == "function" then
     local text, place = help.of_function(value)
-    parts[1] = text or of_c(value) or place and "no comment stands above it" or "a function of Lua itself: see the manual of Lua 5.1"
+    parts[1] = text or of_c(value) or of_module(path, value) or place and "no comment stands above it" or "a function of Lua itself: see the manual of Lua 5.1"
     if place then parts[#parts + 1] = "defined at " .. place end
   elseif type(value) == "userdata" then
     local class = getmetatable(value)

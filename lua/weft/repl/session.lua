@@ -71,21 +71,13 @@ end
 
 local compared = { __tostring = function(rows) return comparison(rows) end }
 
-local helpers = {}
-
---- generate "text" or generate { prompt =, prompt_ids =, max_tokens =, temperature =, ... }: continues a
--- text and streams it. Parameters are those of a request (request.lua); stream = false is silent. Gives
--- { text =, output_ids =, finish_reason =, tok_per_s = } on every rank.
-function helpers.generate(model, params)
+local function generate_on_all(model, params)
   if type(params) == "string" then params = { prompt = params } end
   if type(params) ~= "table" then error("generate needs a text or a table of parameters, got " .. type(params), 3) end
   return with_text(model:lead(generate, params))
 end
 
---- bench { policy, policy, ..., batch = 1, context = 128, prefill = 128, steps = 16 }: replans the model
--- to each policy (a weft.policy, or its sizes), measures prefill and decode, and shows them side by
--- side. The plan of before comes back. Without policies: the plan of now.
-function helpers.bench(model, options)
+local function bench_on_all(model, options)
   options = options or {}
   local before, rows = model.policy, {}
   local measured = { batch = options.batch or 1, context = options.context or 128, steps = options.steps or 16 }
@@ -129,8 +121,15 @@ function session.environment(state, model)
   env.model = model
   env.engine = model and engine_of(model)
   env.policy = model and model.policy or state.policy
-  function env.generate(params) return helpers.generate(model or no_model(), params) end
-  function env.bench(options) return helpers.bench(model or no_model(), options) end
+  --- generate "text" or generate { prompt =, prompt_ids =, max_tokens =, temperature =, ... }: continues a
+  -- text and streams it. Parameters are those of a request (request.lua); stream = false is silent. Gives
+  -- { text =, output_ids =, finish_reason =, tok_per_s = } on every rank.
+  function env.generate(params) return generate_on_all(model or no_model(), params) end
+  --- bench { policy, policy, ..., batch = 1, context = 128, prefill = 128, steps = 16 }: replans the model
+  -- to each policy (a weft.policy, or its sizes), measures prefill and decode, and shows them side by
+  -- side. The plan of before comes back. Without policies: the plan of now. `weft plan` and ,plan show the
+  -- measured times beside predicted ones.
+  function env.bench(options) return bench_on_all(model or no_model(), options) end
   --- quit([code]): ends the session.
   function env.quit(code)
     state.quitting = tonumber(code) or 0
@@ -139,7 +138,5 @@ function session.environment(state, model)
   env.os = setmetatable({ exit = env.quit }, { __index = os })
   return env
 end
-
-session.helpers = helpers
 
 return session
