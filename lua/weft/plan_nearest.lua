@@ -5,16 +5,9 @@
 local core = require "weft.core"
 local weft = require "weft"
 local policies = require "weft.policy"
+local divisors = require("weft.plan_search").divisors
 
 local nearest = {}
-
-local function divisors(n)
-  local list = {}
-  for k = 1, n do
-    if n % k == 0 then list[#list + 1] = k end
-  end
-  return list
-end
 
 local function doublings(a, b) return math.abs(math.log(a / b) / math.log(2)) end
 

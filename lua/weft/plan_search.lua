@@ -10,13 +10,16 @@ local policies = require "weft.policy"
 
 local plan_search = {}
 
-local function divisors(n)
+--- The numbers that divide n, upward.
+function plan_search.divisors(n)
   local list = {}
   for k = 1, n do
     if n % k == 0 then list[#list + 1] = k end
   end
   return list
 end
+
+local divisors = plan_search.divisors
 
 --- Calls visit { tensor, attention, context, expert } for each legal combination on `tensor` ranks.
 -- numbers: policies.model_numbers.

@@ -1,14 +1,14 @@
 -- spec/commands/plan_spec.lua - weft plan at the prompt: checks, draws, prices, searches.
 local core = require "weft.core"
+local files = require "spec.support.files"
 local program = require "spec.support.program"
 
 local llama = "spec/fixtures/configs/meta-llama--Meta-Llama-3.1-8B_config.json"
 local demo = program.models .. "demo_llama"
 
-local function slurp(path)
-  local file = assert(io.open(path, "rb"))
-  local text = file:read "*a"
-  file:close()
+-- The text of a file, which goes.
+local function take(path)
+  local text = files.read(path)
   os.remove(path)
   return text
 end
@@ -52,7 +52,7 @@ describe("weft plan", function()
     assert.equal(0, code)
     assert.matches("│ rank 7 ", out, 1, true)
     assert.is_nil(out:find("\27", 1, true))
-    assert.matches("</svg>\n$", slurp(path))
+    assert.matches("</svg>\n$", take(path))
     local failed, _, err = program.run { "plan", "--model", llama, "--svg", "/nowhere/at/all.svg" }
     assert.equal(1, failed)
     assert.matches("cannot write the picture", err, 1, true)
@@ -63,7 +63,7 @@ describe("weft plan", function()
     local words = { "plan", "--model", llama, "--search", "--max-ranks", "8", "--context", "8192", "--svg", path, "--json" }
     local said = program.json(words)
     assert.is_true(said.num_plans > 20 and #said.front > 3)
-    assert.matches("the front of decoding plans", slurp(path), 1, true)
+    assert.matches("the front of decoding plans", take(path), 1, true)
     local code, text = program.run { "plan", "--model", llama, "--search", "--max-ranks", "8", "--context", "8192" }
     assert.equal(0, code)
     assert.matches("ranks  batch  plan", text, 1, true)

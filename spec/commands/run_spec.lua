@@ -1,6 +1,7 @@
 --- spec/commands/run_spec.lua - what `weft run` and its neighbours print.
 local json = require("weft.core").json
 local program = require "spec.support.program"
+local Terminal = require "spec.support.terminal"
 
 local demo = program.models .. "demo_llama"
 
@@ -97,6 +98,21 @@ describe("weft chat", function()
     assert.equal(0, code, err)
     local _, answers = out:gsub("\n", "")
     assert.equal(2, answers)
+  end)
+
+  it("edits lines at a terminal: Ctrl-C drops one, and stops an answer; Ctrl-D leaves", function()
+    local t = Terminal.open({ program.path, "chat", "--model", demo, "--max-tokens", "100000", "--ignore-eos", "--timeout", "60" }, {})
+    t:expect "leaves%.\n> "
+    t:send "half a line\3"
+    assert.equal("half a line\n> ", t:expect "> ")
+    t:send "Once upon a time\n"
+    t:expect "girl"
+    t:send "\3"
+    t:expect "\n> "
+    t:send "\27[A\3" -- the line from before, in the history
+    assert.matches("Once upon a time\n> ", t:expect "\n> ")
+    t:send "\4"
+    assert.equal(0, t:finish())
   end)
 end)
 

@@ -2,6 +2,7 @@
 local core = require "weft.core"
 local chat = require "weft.chat"
 local json_text = require "weft.chat.json_text"
+local files = require "spec.support.files"
 local support = require "spec.support.tokenizers"
 
 -- These templates print a list as Python's str() does.
@@ -132,14 +133,10 @@ end)
 describe("the family of a checkpoint", function()
   local folder
 
-  before_each(function() folder = os.tmpname() os.remove(folder) os.execute("mkdir " .. folder) end)
-  after_each(function() os.execute("rm -r " .. folder) end)
+  before_each(function() folder = files.folder() end)
+  after_each(function() files.remove(folder) end)
 
-  local function write(name, text)
-    local file = assert(io.open(folder .. "/" .. name, "wb"))
-    file:write(text)
-    file:close()
-  end
+  local function write(name, text) files.write(folder .. "/" .. name, text) end
 
   it("comes from its template, then from its tokens", function()
     local llama = support.load "tokenizers/mini-llama3"

@@ -1,39 +1,25 @@
 --- spec/lua/repl_recorded_spec.lua - one session at a pseudo-terminal, on four CPU ranks, that does all that the
 -- prompt can do, from the banner to the end of input.
 local Terminal = require "spec.support.terminal"
+local files = require "spec.support.files"
 local program = require "spec.support.program"
 
 local demo = program.models .. "demo_llama"
 local ask = 'generate { prompt = "Once upon a time", max_tokens = 20 }'
 local terminal, folder
 
-local function slurp(path)
-  local file = assert(io.open(path, "rb"))
-  local text = file:read "*a"
-  file:close()
-  return text
-end
-
-local function spit(path, text)
-  local file = assert(io.open(path, "wb"))
-  file:write(text)
-  file:close()
-end
-
 describe("one session on four ranks", function()
   before_each(function()
-    folder = os.tmpname()
-    os.remove(folder)
-    os.execute("mkdir " .. folder)
+    folder = files.folder()
   end)
   after_each(function()
     terminal:kill()
-    os.execute("rm -r " .. folder)
+    files.remove(folder)
   end)
 
   it("evaluates, completes, explains, changes plans and scripts, stops, fails and goes on", function()
-    local script, llama = folder .. "/mine.lua", slurp "lua/weft/models/llama.lua"
-    spit(script, llama)
+    local script, llama = folder .. "/mine.lua", files.read "lua/weft/models/llama.lua"
+    files.write(script, llama)
     terminal = Terminal.open({ program.path, "repl", script, "--model", demo, "-tp", "4", "--dtype", "float32" },
       { XDG_STATE_HOME = folder, WEFT_BENCH_FILE = folder .. "/bench.jsonl", VISUAL = "sed -i s/silu_mul/silu_mul/" })
     local t = terminal
@@ -98,13 +84,13 @@ describe("one session on four ranks", function()
     assert.equal(first, story())
 
     -- a changed script over the loaded weights; one that cannot be loaded
-    spit(script, (llama:gsub('Llama.mlp%(cfg, weights:at "mlp", policy, i%)', "function(h) return h end")))
+    files.write(script, (llama:gsub('Llama.mlp%(cfg, weights:at "mlp", policy, i%)', "function(h) return h end")))
     shows(",reload", "the model runs it now")
     assert.not_equal(first, story())
-    spit(script, "this is no Lua")
+    files.write(script, "this is no Lua")
     shows(",reload", "=.* expected")
     assert.not_equal(first, story())
-    spit(script, llama)
+    files.write(script, llama)
     shows(",edit " .. script, "the model runs it now")
     assert.equal(first, story())
 
@@ -123,7 +109,7 @@ describe("one session on four ranks", function()
     -- the end of input; history is one entry a statement
     t:send "\4"
     assert.equal(0, t:finish())
-    local history = slurp(folder .. "/weft/history"):gsub("\\040", " ")
+    local history = files.read(folder .. "/weft/history"):gsub("\\040", " ")
     assert.matches("for i = 1, 2 do print%('line ' %.%. i%) end", history)
     assert.matches("@%* weft.rank%(%).rank %* 10", history)
   end)

@@ -1,22 +1,10 @@
 --- spec/lua/repl_session_spec.lua - ten minutes at a terminal, on four CPU ranks.
 local Terminal = require "spec.support.terminal"
+local files = require "spec.support.files"
 local program = require "spec.support.program"
 
 local demo = program.models .. "demo_llama"
 local terminal, scratch
-
-local function slurp(path)
-  local file = assert(io.open(path, "rb"))
-  local text = file:read "*a"
-  file:close()
-  return text
-end
-
-local function spit(path, text)
-  local file = assert(io.open(path, "wb"))
-  file:write(text)
-  file:close()
-end
 
 describe("weft repl at a terminal", function()
   before_each(function()
@@ -94,7 +82,7 @@ describe("weft repl at a terminal", function()
   end)
 
   it("does what the README's first ten minutes say, word for word", function()
-    local section = slurp "README.md":match "## The first ten minutes(.-)\n## "
+    local section = files.read "README.md":match "## The first ten minutes(.-)\n## "
     terminal = Terminal.open({ program.path, "repl", "--model", demo, "-tp", "4" }, { WEFT_HISTORY = "" })
     local t, typed, refused = terminal, 0, {}
     t:expect "weft> "
@@ -122,8 +110,8 @@ describe("weft repl at a terminal", function()
 
   it("reloads a changed script over the loaded weights, and keeps the old one when it cannot be loaded", function()
     local script = scratch .. ".lua"
-    local llama = slurp "lua/weft/models/llama.lua"
-    spit(script, llama)
+    local llama = files.read "lua/weft/models/llama.lua"
+    files.write(script, llama)
     terminal = Terminal.open({ program.path, "repl", script, "--model", demo, "-tp", "4" },
       { WEFT_HISTORY = "", EDITOR = "sed -i s/silu_mul/silu_mul/" })
     local t = terminal
@@ -132,15 +120,15 @@ describe("weft repl at a terminal", function()
     local function story() return t:line(ask):match ".*= 16 }\n(.-)\n%-%- %d+ tokens" end
     local first = story()
     t:line "loads = weft.memory().allocations"
-    spit(script, (llama:gsub('Llama.mlp%(cfg, weights:at "mlp", policy, i%)', "function(h) return h end")))
+    files.write(script, (llama:gsub('Llama.mlp%(cfg, weights:at "mlp", policy, i%)', "function(h) return h end")))
     assert.matches("the model runs it now", t:line ",reload")
     assert.not_equal(first, story())
-    spit(script, "this is no Lua")
+    files.write(script, "this is no Lua")
     assert.matches("=.* expected", t:line ",reload")
-    spit(script, (llama:gsub("local o_proj = nn.row_linear {", "error 'half way' local o_proj = nn.row_linear {")))
+    files.write(script, (llama:gsub("local o_proj = nn.row_linear {", "error 'half way' local o_proj = nn.row_linear {")))
     assert.matches("layer 0: .*half way", t:line ",reload")
     assert.not_equal(first, story())
-    spit(script, llama)
+    files.write(script, llama)
     assert.matches("the model runs it now", t:line(",edit " .. script))
     assert.equal(first, story())
     t:send ",quit\n"
@@ -171,7 +159,7 @@ describe("weft repl at a terminal", function()
     assert.is_nil(t:line "1":match " ms, ")
     t:send "\4"
     assert.equal(0, t:finish())
-    local history = slurp(scratch .. ".history"):gsub("\\040", " ")
+    local history = files.read(scratch .. ".history"):gsub("\\040", " ")
     local _, count = history:gsub("x = 41", "")
     assert.equal(1, count)
     assert.is_nil(history:match "secret")

@@ -1,24 +1,10 @@
 --- spec/model/checkpoint_spec.lua - folders of shards, sources and their boxes.
 local core = require "weft.core"
+local files = require "spec.support.files"
 local models = "spec/fixtures/models/"
 
-local function write(path, text)
-  local file = assert(io.open(path, "wb"))
-  file:write(text)
-  file:close()
-end
-
-local function safetensors(header, data)
-  local n, length = #header, {}
-  for i = 1, 8 do
-    length[i] = string.char(n % 256)
-    n = math.floor(n / 256)
-  end
-  return table.concat(length) .. header .. data
-end
-
 local function one_tensor(name)
-  return safetensors(('{"%s":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'):format(name), "\1")
+  return files.safetensors(('{"%s":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'):format(name), "\1")
 end
 
 describe("weft.checkpoint", function()
@@ -67,7 +53,7 @@ describe("weft.checkpoint", function()
     teardown(function() os.execute("rm -rf " .. folder) end)
 
     local function refusal(index)
-      write(folder .. "/model.safetensors.index.json", index)
+      files.write(folder .. "/model.safetensors.index.json", index)
       local checkpoint, message = core.checkpoint.open(folder)
       assert.is_nil(checkpoint)
       return message
@@ -88,8 +74,8 @@ describe("weft.checkpoint", function()
     }
     for _, case in ipairs(cases) do
       it("refuses " .. case[1], function()
-        write(folder .. "/s1.safetensors", one_tensor "x")
-        write(folder .. "/s3.safetensors", safetensors('{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},' ..
+        files.write(folder .. "/s1.safetensors", one_tensor "x")
+        files.write(folder .. "/s3.safetensors", files.safetensors('{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},' ..
           '"z":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}', "\1\1"))
         local message = refusal(case[1])
         assert.is_truthy(message:find(case[2], 1, true), message)
@@ -98,7 +84,7 @@ describe("weft.checkpoint", function()
     end
 
     it("names a damaged shard", function()
-      write(folder .. "/s1.safetensors", "short")
+      files.write(folder .. "/s1.safetensors", "short")
       assert.is_truthy(refusal('{"weight_map":{"x":"s1.safetensors"}}'):find(folder .. "/s1.safetensors: 5 bytes are too few", 1, true))
     end)
 
@@ -106,7 +92,7 @@ describe("weft.checkpoint", function()
       os.remove(folder .. "/model.safetensors.index.json")
       local _, message = core.checkpoint.open(folder)
       assert.equal(folder .. ": neither model.safetensors nor model.safetensors.index.json is there", message)
-      write(folder .. "/pytorch_model.bin", "")
+      files.write(folder .. "/pytorch_model.bin", "")
       assert.is_truthy(select(2, core.checkpoint.open(folder)):find("holds pytorch_model.bin, which weft does not read", 1, true))
     end)
   end)

@@ -1,6 +1,7 @@
 --- spec/model/config_spec.lua - config.json: honoured or refused, field by field.
 local config = require "weft.config"
 local core = require "weft.core"
+local files = require "spec.support.files"
 local configs = "spec/fixtures/configs/"
 
 describe("weft.config", function()
@@ -9,11 +10,7 @@ describe("weft.config", function()
   setup(function() os.execute("mkdir -p " .. folder) end)
   teardown(function() os.execute("rm -rf " .. folder) end)
 
-  local function write(name, text)
-    local file = assert(io.open(folder .. "/" .. name, "wb"))
-    file:write(text)
-    file:close()
-  end
+  local function write(name, text) files.write(folder .. "/" .. name, text) end
 
   local base = {
     architectures = { "LlamaForCausalLM" }, model_type = "llama", hidden_size = 64, intermediate_size = 128,

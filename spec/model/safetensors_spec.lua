@@ -1,40 +1,18 @@
 --- spec/model/safetensors_spec.lua - hostile and odd files, one line each.
 local core = require "weft.core"
+local files = require "spec.support.files"
 local folder = "spec/fixtures/bad_files/safetensors/"
-
-local function read(path)
-  local file = assert(io.open(path, "rb"))
-  local text = file:read "*a"
-  file:close()
-  return text
-end
-
-local function write(path, text)
-  local file = assert(io.open(path, "wb"))
-  file:write(text)
-  file:close()
-end
-
---- A file of this header and this many bytes of data.
-local function safetensors(header, data_bytes)
-  local n, length = #header, {}
-  for i = 1, 8 do
-    length[i] = string.char(n % 256)
-    n = math.floor(n / 256)
-  end
-  return table.concat(length) .. header .. ("\1"):rep(data_bytes)
-end
 
 describe("safetensors", function()
   local path = os.tmpname() .. ".safetensors"
   teardown(function() os.remove(path) end)
 
   local function open(header, data_bytes)
-    write(path, safetensors(header, data_bytes or 0))
+    files.write(path, files.safetensors(header, ("\1"):rep(data_bytes or 0)))
     return core.checkpoint.open(path)
   end
 
-  local cases = assert(core.json.decode(read(folder .. "cases.json"))).cases
+  local cases = assert(core.json.decode(files.read(folder .. "cases.json"))).cases
   local stricter = { ["ok-dup-key-last-wins"] = "tensor 'a' is there twice" }
   for name, case in pairs(cases) do
     local refusal = stricter[name] or (case.expect ~= "accept" and ".")
@@ -87,7 +65,7 @@ describe("safetensors", function()
   end)
 
   it("survives a few thousand damaged headers", function()
-    local whole = read(folder .. "ok-two-zero-same-offset.safetensors") .. ""
+    local whole = files.read(folder .. "ok-two-zero-same-offset.safetensors") .. ""
     local seed, opened = 12345, 0
     local function random(n)
       seed = (seed * 16807) % 2147483647
@@ -103,7 +81,7 @@ describe("safetensors", function()
         elseif kind == 1 then text = text:sub(1, at - 1) .. text:sub(at + 1)
         else text = text:sub(1, at) .. byte .. text:sub(at + 1) end
       end
-      write(path, text)
+      files.write(path, text)
       local checkpoint, message = core.checkpoint.open(path)
       if checkpoint then
         opened = opened + 1

@@ -1,6 +1,7 @@
 -- spec/plan/plan_counts_spec.lua - the numbers of `weft plan` are what a run with dummy weights
 -- allocates and sends.
 local core = require "weft.core"
+local files = require "spec.support.files"
 local numbers = require "weft.plan_numbers"
 local plan_counts = require "spec.support.plan_counts"
 
@@ -38,25 +39,17 @@ end
 -- A folder with the config of a real model made small: its heads, its experts, its features; 2 layers of
 -- narrow heads.
 local function twin(name)
-  local file = assert(io.open("spec/fixtures/configs/" .. name .. "_config.json", "rb"))
-  local cfg = core.json.decode(file:read "*a")
-  file:close()
+  local cfg = core.json.decode(files.read("spec/fixtures/configs/" .. name .. "_config.json"))
   cfg.num_hidden_layers, cfg.head_dim, cfg.vocab_size, cfg.hidden_size = 2, 8, 1009, cfg.num_attention_heads * 4
   cfg.intermediate_size, cfg.rotary_dim, cfg.max_position_embeddings = 256, cfg.rotary_dim and 4, 1024
   if cfg.num_local_experts then cfg.num_local_experts = 16 end
-  local folder = os.tmpname()
-  os.remove(folder)
-  assert(os.execute("mkdir " .. folder) == 0)
-  local out = assert(io.open(folder .. "/config.json", "wb"))
-  out:write(core.json.encode(cfg))
-  out:close()
-  return folder
+  return files.folder { ["config.json"] = core.json.encode(cfg) }
 end
 
 local function compare_twin(name, policies)
   local folder = twin(name)
   for _, policy in ipairs(policies) do compare(folder .. "/config.json", policy) end
-  os.execute("rm -r " .. folder)
+  files.remove(folder)
 end
 
 describe("the numbers of a plan", function()

@@ -1,5 +1,6 @@
 -- spec/plan/price_spec.lua - predicted times, machine profiles and the file of measured times.
 local config = require "weft.config"
+local files = require "spec.support.files"
 local machines = require "weft.machines"
 local measured = require "weft.plan.measured"
 local numbers = require "weft.plan_numbers"
@@ -27,23 +28,12 @@ local function ms_of(p, name)
   end
 end
 
--- A file with this text; removed by the caller.
-local function file_of(text, suffix)
-  local path = os.tmpname() .. (suffix or "")
-  local file = assert(io.open(path, "wb"))
-  file:write(text)
-  file:close()
-  return path
-end
-
 describe("the price of a step", function()
   it("is within 25% of every decode step measured on one and two H200, as scripts/bench.md has them", function()
     local code, out = program.run { "lua", "scripts/predict.lua" }
     assert.equal(0, code, out)
     assert.matches("within 25%%", out)
-    local file = assert(io.open("scripts/bench.md", "rb"))
-    local told = file:read "*a"
-    file:close()
+    local told = files.read "scripts/bench.md"
     local steps = dofile("scripts/measured.lua").steps
     assert.is_true(#steps >= 5)
     for _, step in ipairs(steps) do
@@ -54,7 +44,7 @@ describe("the price of a step", function()
 
   it("is bytes over bandwidth where nothing else costs anything", function()
     local free = { product = 0, attention = 0, experts = 0, kernel = 0, step = 0 }
-    local path = file_of("return { bandwidth = 1e12, share = { product = { bfloat16 = 1 }, attention = 1 }, latency = { product = 0, attention = 0, experts = 0, kernel = 0, step = 0 } }", ".lua")
+    local path = files.temporary("return { bandwidth = 1e12, share = { product = { bfloat16 = 1 }, attention = 1 }, latency = { product = 0, attention = 0, experts = 0, kernel = 0, step = 0 } }", ".lua")
     local machine = machines.get(path)
     os.remove(path)
     assert.same(free, machine.latency)
@@ -106,7 +96,7 @@ end)
 describe("a machine", function()
   it("is a shipped profile or a file whose numbers replace those of its base", function()
     for _, name in ipairs(machines.names) do assert.equal(name, machines.get(name).name) end
-    local path = file_of("return { name = 'mine', base = 'h100', memory = 1e9, latency = { kernel = 5e-6 } }", ".lua")
+    local path = files.temporary("return { name = 'mine', base = 'h100', memory = 1e9, latency = { kernel = 5e-6 } }", ".lua")
     local mine, base = machines.get(path), machines.get "h100"
     os.remove(path)
     assert.same({ "mine", 1e9, 5e-6, base.latency.product, base.bandwidth }, { mine.name, mine.memory, mine.latency.kernel, mine.latency.product, mine.bandwidth })
@@ -123,7 +113,7 @@ describe("a machine", function()
     for text, message in pairs { ["return 1"] = "must return a table, got number", ["return { bandwidth = -1 }"] = "bandwidth is a positive number, got -1",
       ["return { latency = { kernel = 'x' } }"] = "latency.kernel is a non-negative number, got x", ["return { flops = 3 }"] = "flops is a table, got number",
       ["return { base = 'abacus' }"] = "base is one of", ["error 'no'"] = "failed" } do
-      local path = file_of(text, ".lua")
+      local path = files.temporary(text, ".lua")
       refused(path, message)
       os.remove(path)
     end
@@ -137,7 +127,7 @@ describe("the file of measured times", function()
   end
 
   it("gives the newest time of a key and nothing for another", function()
-    local path = file_of ""
+    local path = files.temporary ""
     assert(measured.append(entry(5), path))
     assert(measured.append(entry(4), path))
     assert.equal(4, measured.find(key, path).ms)
@@ -147,7 +137,7 @@ describe("the file of measured times", function()
 
   it("may be missing, garbled, or in a folder that is not there yet", function()
     assert.is_nil(measured.find(key, "/nowhere/bench.jsonl"))
-    local path = file_of "{\n[1,2\n\0\255nothing\n{\"model\":\"M\"}\n7\n\n{\"ms\":\"soon\"}\n"
+    local path = files.temporary "{\n[1,2\n\0\255nothing\n{\"model\":\"M\"}\n7\n\n{\"ms\":\"soon\"}\n"
     assert.is_nil(measured.find(key, path))
     assert(measured.append(entry(3), path))
     assert.equal(3, measured.find(key, path).ms)
@@ -155,7 +145,7 @@ describe("the file of measured times", function()
     local folder = os.tmpname() .. ".d"
     assert(measured.append(entry(2), folder .. "/weft/bench.jsonl"))
     assert.equal(2, measured.find(key, folder .. "/weft/bench.jsonl").ms)
-    os.execute("rm -r '" .. folder .. "'")
+    files.remove(folder)
     local ok, why = measured.append(entry(1), "/proc/nowhere/bench.jsonl")
     assert.is_nil(ok)
     assert.is_string(why)

@@ -4,8 +4,8 @@ local errors = require "weft.errors"
 
 local bench = {}
 
--- Ids without meaning, the same each time; never all equal.
-local function random_ids(count, vocab, seed)
+--- Ids without meaning, the same each time; never all equal.
+function bench.random_ids(count, vocab, seed)
   local ids, state = {}, seed * 2654435761 % 4294967296
   for i = 1, count do
     state = (state * 1664525 + 1013904223) % 4294967296
@@ -21,7 +21,7 @@ local function step_bytes(engine, batch, context)
 end
 
 local function prefill(engine, options)
-  local request = engine:submit { prompt_ids = random_ids(options.prefill, engine.vocab_size, 1), max_tokens = 1, ignore_eos = true }
+  local request = engine:submit { prompt_ids = bench.random_ids(options.prefill, engine.vocab_size, 1), max_tokens = 1, ignore_eos = true }
   local began = core.now()
   engine:run()
   local ms = (core.now() - began) * 1000
@@ -38,7 +38,7 @@ end
 local function decode(engine, options)
   local requests = {}
   for i = 1, options.batch do
-    requests[i] = engine:submit { prompt_ids = random_ids(options.context, engine.vocab_size, i + 1), ignore_eos = true,
+    requests[i] = engine:submit { prompt_ids = bench.random_ids(options.context, engine.vocab_size, i + 1), ignore_eos = true,
       max_tokens = options.steps + 8 }
   end
   while true do -- the prompts, and two steps to warm up

@@ -9,6 +9,8 @@ local core = require "weft.core"
 local errors = require "weft.errors"
 local json = core.json
 
+local random_ids = require("weft.commands.bench").random_ids
+
 local verify = {}
 
 -- Largest difference over the largest logit; and what counts as a tie (DESIGN 8 and 10).
@@ -24,15 +26,6 @@ function verify.trace(engine, options, cases)
     results[i] = engine:trace(case.prompt_ids, case.forced, case.steps)
   end
   return results
-end
-
-local function seeded_ids(count, vocab, seed)
-  local ids, state = {}, seed
-  for i = 1, count do
-    state = (state * 1103515245 + 12345) % 2147483648
-    ids[i] = math.floor(state / 65536) % vocab
-  end
-  return ids
 end
 
 -- Prompts: given, else expected.json of the folder, else random ids of the lengths where pages and
@@ -57,7 +50,7 @@ local function prompts_of(options, setup)
   for _, length in ipairs { 1, 3, 4, block - 1, block, 4 * 8 + 1, widest - 1, widest, widest + 1 } do
     if length >= 1 and not seen[length] and length + options.steps < setup.cfg.max_position_embeddings then
       seen[length] = true
-      prompts[#prompts + 1] = seeded_ids(length, setup.cfg.vocab_size, 7 + length)
+      prompts[#prompts + 1] = random_ids(length, setup.cfg.vocab_size, 7 + length)
     end
   end
   return prompts
