@@ -18,7 +18,8 @@ end
 
 --- One line of whatever was raised.
 function errors.message(err)
-  local text = type(err) == "table" and err.message or err
+  local text = err
+  if type(err) == "table" then text = err.message end
   if type(err) == "table" and text == nil then
     local mt = getmetatable(err)
     text = type(mt) == "table" and mt.__tostring and tostring(err) or "the error raised was a table without a message"

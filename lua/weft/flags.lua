@@ -155,7 +155,10 @@ end
 local parsers = {
   int = number,
   number = number,
-  string = function(_, text) return text end,
+  string = function(flag, text, def)
+    if text == "" and ((def.meta or ""):find "^FILE" or def.meta == "DIR") then fail(("%s wants a name, got ''"):format(flag)) end
+    return text
+  end,
   choice = function(flag, text, def)
     for _, choice in ipairs(def.choices) do
       if choice == text then return text end

@@ -1,9 +1,9 @@
 --- A model that runs: what can be changed while its ranks stay. Methods of the session (`model` at
 -- the prompt); all are collective: every rank calls them with the same arguments.
 local core = require "weft.core"
-local models = require "weft.models"
 local policies = require "weft.policy"
 local Session = require "weft.session"
+local setup = require "weft.setup"
 local Reuse = require "weft.reuse"
 
 local function sizes_of(bytes)
@@ -71,20 +71,18 @@ local function rebuild(session, change, prepare, undo)
   end)
 end
 
-local function as_policy(value)
-  if type(value) == "userdata" and getmetatable(value) == "weft.policy" then return value end
-  if type(value) ~= "table" then error("replan needs a weft.policy or its sizes such as { tensor = 4 }, got " .. type(value), 3) end
-  return core.policy(value)
-end
-
-local function check(session, policy, name)
+-- The policy that a value is or makes, legal for the model and these ranks.
+local function legal(session, value, name)
+  if not (type(value) == "userdata" and getmetatable(value) == "weft.policy") and type(value) ~= "table" then
+    error("replan needs a weft.policy or its sizes such as { tensor = 4 }, got " .. type(value), 0)
+  end
   local n = session.rank.world_size
+  local policy = setup.policy({ policy = value, ranks = n }, session.cfg, name)
   if policy.num_ranks ~= n then
     error(("the policy %s is for %d rank%s, and there are %d; start weft with -tp %d for it"):format(tostring(policy), policy.num_ranks,
       policy.num_ranks == 1 and "" or "s", n, policy.num_ranks), 0)
   end
-  local ok, message = policies.validate(policy, session.cfg, { name = name, supports = models.supports })
-  if not ok then error(message, 0) end
+  return policy
 end
 
 --- model:replan(policy): cuts the loaded model another way on the same ranks. Groups and shards are
@@ -92,8 +90,7 @@ end
 -- comes, the old plan stays. The cache is dropped: requests that run compute their tokens again.
 -- policy: a weft.policy, or its sizes: model:replan { tensor = 4, attention = { tensor = 2 } }.
 function Session:replan(policy)
-  policy = as_policy(policy)
-  check(self, policy, self.name)
+  policy = legal(self, policy, self.name)
   local rank, before, old = self.rank.rank, self.policy, nil
   rebuild(self, { policy = policy, reuse = self.reuse and Reuse.new() or nil, num_blocks = false }, function()
     old = core.take_groups()
@@ -117,7 +114,7 @@ function Session:use(script)
     error("model:use needs a model with a build function (weft.model \"Name\" {...}), got " .. type(script), 2)
   end
   local name = script.name or self.name
-  check(self, self.policy, name)
+  legal(self, self.policy, name)
   rebuild(self, { script = script, name = name })
   return self
 end

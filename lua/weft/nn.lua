@@ -12,6 +12,17 @@ local nn = {}
 --- The runtime listens here while it builds a model: every layer made is told, with its kind.
 function nn.on_layer() end
 
+-- A constructor's one argument; the caller's line is to blame.
+local function check_table(name, t)
+  if type(t) ~= "table" then error(("nn.%s wants a table such as { weights = ... }, got %s"):format(name, type(t)), 3) end
+end
+
+local function check_arguments(name, cfg, weights, policy)
+  if type(cfg) ~= "table" then error(("%s: cfg is a table, got %s"):format(name, type(cfg)), 3) end
+  if type(weights) ~= "table" or not weights.source then error(("%s: weights is what build was given, got %s"):format(name, type(weights)), 3) end
+  if policy == nil then error(("%s: policy is missing"):format(name), 3) end
+end
+
 local function made(kind, layer)
   nn.on_layer(kind, layer)
   return layer
@@ -42,6 +53,7 @@ end
 -- Fields: num_heads, num_kv_heads (of this rank), q_size, k_size, v_size. forward(x) -> packed;
 -- split_qkv(packed) -> q, k, v (views).
 function nn.qkv_linear(t)
+  check_table("qkv_linear", t)
   local weights = t.weights
   local layer = core.qkv_linear(stored(t, {
     hidden_size = t.hidden_size, head_size = t.head_size, v_head_size = t.v_head_size,
@@ -65,6 +77,7 @@ end
 
 --- Output rows cut over the axis. { weights, input_size, output_size, bias, axis }
 function nn.column_linear(t)
+  check_table("column_linear", t)
   local layer = core.column_linear(stored(t, {
     input_size = t.input_size, output_size = t.output_size, bias = t.bias or false,
     axis = tensor_axis(t.axis), gather_output = t.gather_output,
@@ -78,6 +91,7 @@ end
 --- gate and up in one product, each cut over the axis. Loads `gate_proj` and `up_proj`, or a fused
 -- `gate_up_proj`. { weights, hidden_size, intermediate_size, bias, axis }
 function nn.gate_up_linear(t)
+  check_table("gate_up_linear", t)
   local weights = t.weights
   local layer = core.merged_column_linear(stored(t, {
     input_size = t.hidden_size, output_sizes = { t.intermediate_size, t.intermediate_size },
@@ -98,6 +112,7 @@ end
 --- Input columns cut over the axis; the parts are summed over its group.
 -- { weights, input_size, output_size, bias, axis }
 function nn.row_linear(t)
+  check_table("row_linear", t)
   local layer = core.row_linear(stored(t, {
     input_size = t.input_size, output_size = t.output_size, bias = t.bias or false,
     axis = tensor_axis(t.axis),
@@ -111,6 +126,7 @@ end
 --- RMSNorm over the hidden size. forward(x [, residual]): with a residual, residual += x first and
 -- the sum is normalised. `weights` is the norm's own place; size defaults to cfg.hidden_size.
 function nn.rms_norm(cfg, weights, size)
+  check_arguments("nn.rms_norm(cfg, weights [, size])", cfg, weights, true)
   size = size or cfg.hidden_size
   local layer = core.rms_norm { hidden_size = size, eps = cfg.rms_norm_eps }
   layer:load(weights:source("weight", { size }))
@@ -121,6 +137,7 @@ end
 -- { weights, hidden_size = of all heads, eps, parallel_plan, weight_shard_world_size, weight_shard_rank }
 -- q_norm:forward_qk(k_norm, packed) -> q, k normalises both around one sum.
 function nn.minimax_rms_norm(t)
+  check_table("minimax_rms_norm", t)
   local layer = core.minimax_rms_norm {
     hidden_size = t.hidden_size, eps = t.eps, parallel_plan = t.parallel_plan,
     weight_shard_world_size = t.weight_shard_world_size, weight_shard_rank = t.weight_shard_rank,
@@ -130,13 +147,20 @@ function nn.minimax_rms_norm(t)
 end
 
 --- Which experts each token gets (weft.nn.experts): forward(x) -> ids, weights.
-function nn.router(t) return made("router", experts.router(t)) end
+function nn.router(t)
+  check_table("router", t)
+  return made("router", experts.router(t))
+end
 
 --- The experts of this rank (weft.nn.experts): forward(x, ids, weights) -> y, summed over the ranks.
-function nn.experts(t) return made("experts", experts.experts(t)) end
+function nn.experts(t)
+  check_table("experts", t)
+  return made("experts", experts.experts(t))
+end
 
 --- The vocabulary's rows cut over the tensor group; forward(ids) sums over it.
 function nn.vocab_embedding(cfg, weights, policy)
+  check_arguments("nn.vocab_embedding(cfg, weights, policy)", cfg, weights, policy)
   local layer = core.vocab_embedding {
     vocab_size = cfg.vocab_size, hidden_size = cfg.hidden_size, parallel_plan = policy:get "embedding",
     dtype = param_dtype(weights), output_dtype = cfg.compute_dtype,
@@ -148,6 +172,7 @@ end
 --- The head: float32 logits of this rank's part of the vocabulary. With tied embeddings it shares
 -- the embedding's weights.
 function nn.lm_head(cfg, weights, policy, embedding)
+  check_arguments("nn.lm_head(cfg, weights, policy [, embedding])", cfg, weights, policy)
   local layer = core.lm_head {
     vocab_size = cfg.vocab_size, hidden_size = cfg.hidden_size, parallel_plan = policy:get "lm_head",
     embedding = cfg.tie_word_embeddings and embedding or nil, logit_scale = cfg.logit_scale,
@@ -178,6 +203,7 @@ end
 -- { num_heads, num_kv_heads, total_num_heads, total_num_kv_heads, head_size, v_head_size,
 --   sliding_window, scale, parallel_plan }. forward(q, k, v, step) -> [tokens, output_num_heads * v_head_size]
 function nn.hetero_attention(t)
+  check_table("hetero_attention", t)
   return made("attention", core.hetero_attention(t))
 end
 
@@ -196,6 +222,8 @@ Layers.__index = Layers
 
 --- All decoder layers: layer(cfg, weights:at(i), policy, i) for i = 0 .. num_hidden_layers - 1.
 function nn.layers(cfg, weights, policy, layer)
+  check_arguments("nn.layers(cfg, weights, policy, layer)", cfg, weights, policy)
+  if type(layer) ~= "function" then error("nn.layers: layer is a function(cfg, weights, policy, i), got " .. type(layer), 2) end
   local list = setmetatable({}, Layers)
   for i = 0, cfg.num_hidden_layers - 1 do
     local ok, built = pcall(layer, cfg, weights:at(tostring(i)), policy, i)

@@ -94,7 +94,7 @@ local function is_legal(asked, sizes, cfg, model)
 end
 
 -- Candidates beside the sizes that were asked for: as a list with the distance of each.
-local function candidates(asked, cfg)
+local function candidates(asked, cfg, ranks)
   local list = {}
   local function distance(sizes)
     local sum = 8 * doublings(sizes.tp, asked.tp)
@@ -107,7 +107,7 @@ local function candidates(asked, cfg)
     sizes.order, sizes.distance = #list, distance(sizes)
     list[#list + 1] = sizes
   end
-  for tp = 1, math.min(2 * asked.tp, cfg.num_attention_heads) do
+  for tp = ranks or 1, ranks or math.min(2 * asked.tp, cfg.num_attention_heads) do
     if cfg.num_attention_heads % tp == 0 then
       local parts = divisors(tp)
       for _, ep in ipairs(policies.experts_of(cfg) > 0 and parts or { 1 }) do
@@ -127,9 +127,9 @@ local function candidates(asked, cfg)
   return list
 end
 
-local function nearest_sizes(asked, cfg, model, count)
+local function nearest_sizes(asked, cfg, model, count, ranks)
   local list = {}
-  for _, sizes in ipairs(candidates(asked, cfg)) do
+  for _, sizes in ipairs(candidates(asked, cfg, ranks)) do
     if #list == count then break end
     if is_legal(asked, sizes, cfg, model) then
       list[#list + 1] = { tp = sizes.tp, tpa = sizes.tpa, dcp = sizes.dcp, ep = sizes.ep, mlp = sizes.mlp,
@@ -165,20 +165,18 @@ local function nearest_layers(given, cfg, model, count)
   return list
 end
 
---- The `count` legal plans nearest to what the flags or the plan script ask for: { { text, distance, and for
+--- The `count` legal plans nearest to what the flags, the plan script or the sizes (policy) ask for: { { text, distance, and for
 -- whole plans tp, tpa, dcp, ep, mlp, and flags where flags asked }, ... }; none where the sizes are not at fault.
--- model = { name =, supports = function(name, layer_type) }, as of weft.policy's validate.
+-- model = { name =, supports = function(name, layer_type) }, as of weft.policy's validate; options.ranks: plans
+-- for so many only.
 function nearest.list(options, cfg, model, count)
-  if options.policy or options.plan_list then return {} end
-  local given
-  if options.plan then
-    given = policies.sizes_written(options.plan)
-    if not given then return {} end
-  end
+  local given = type(options.policy) == "table" and options.policy or nil
+  if options.plan then given = policies.sizes_written(options.plan) end
+  if not given and (options.plan or options.policy or options.plan_list) then return {} end
   local base = given and replaced(given, asked_by_table(given))
   if base then base.layers = nil end
   local asked = base and asked_by_table(base) or asked_by_flags(options)
-  if not is_legal(asked, asked, cfg, model) then return nearest_sizes(asked, cfg, model, count) end
+  if not is_legal(asked, asked, cfg, model) then return nearest_sizes(asked, cfg, model, count, options.ranks) end
   if given and type(given.layers) == "table" then return nearest_layers(given, cfg, model, count) end
   return {}
 end

@@ -27,6 +27,13 @@ function policies.says_how(options)
   return options.plan ~= nil
 end
 
+--- Whether a plan script stands beside flags that say it too.
+function policies.says_twice(options)
+  for _, flag in ipairs(plan_flags) do
+    if options.plan and options[flag[1]] ~= nil then return flag[2] end
+  end
+end
+
 local function is_policy(value)
   return type(value) == "userdata" and getmetatable(value) == "weft.policy"
 end
@@ -58,8 +65,15 @@ local function run_script(path)
   if not chunk then fail("the plan has a syntax error: %s", syntax) end
   setfenv(chunk, setmetatable({ weft = require "weft" }, { __index = _G })) -- a plan needs no require
   local ok, result = pcall(chunk)
-  if not ok then fail("the plan %s failed: %s", path, type(result) == "table" and result.message or tostring(result)) end
+  if not ok then fail("the plan %s failed: %s", path, errors.message(result)) end
   return result
+end
+
+-- Without metatables, so that looking at it runs nothing.
+local function plain_copy(t, depth)
+  local copy = {}
+  for key, value in next, t do copy[key] = type(value) == "table" and depth > 0 and plain_copy(value, depth - 1) or value end
+  return copy
 end
 
 --- The sizes that a plan script writes down, legal or not: the table it gives to weft.policy, or returns; nil
@@ -74,7 +88,7 @@ function policies.sizes_written(path)
   local ok, result = pcall(run_script, path)
   weft.policy = make
   if not written and ok and not is_policy(result) then written = result end
-  return type(written) == "table" and written or nil
+  return type(written) == "table" and plain_copy(written, 4) or nil
 end
 
 -- A policy, or the table of sizes that makes one.
@@ -83,7 +97,7 @@ local function as_policy(value, path)
   if type(value) == "table" then
     local ok, policy = pcall(core.policy, value)
     if ok then return policy end
-    fail("the plan %s: %s", path, type(policy) == "table" and policy.message or (tostring(policy):gsub("^%S+:%d+: ", "")))
+    fail("the plan %s: %s", path, (errors.message(policy):gsub("^%S+:%d+: ", "")))
   end
   fail("the plan %s must return a weft.policy{...}, got %s", path, value == nil and "nothing" or type(value))
 end
@@ -109,9 +123,8 @@ function policies.from_options(options)
   if options.plan_list then return policies.load_list(options.plan_list)[options.plan_number] end
   if options.policy then return is_policy(options.policy) and options.policy or core.policy(options.policy) end
   if not options.plan then return policies.from_config(policies.parallel_config(options)) end
-  for _, flag in ipairs(plan_flags) do
-    if options[flag[1]] ~= nil then fail("--plan cannot be combined with %s: the plan says how the model is cut", flag[2]) end
-  end
+  local flag = policies.says_twice(options)
+  if flag then fail("--plan cannot be combined with %s: the plan says how the model is cut", flag) end
   local policy = policies.load(options.plan)
   if options.block_size and options.block_size ~= policy.block_size then
     fail("--block-size %d, but the plan %s has block_size %d; set it there", options.block_size, options.plan, policy.block_size)

@@ -98,10 +98,10 @@ end
 function setup.policy(options, cfg, name)
   local known = { name = name, supports = models.supports }
   local made, policy = pcall(policies.from_options, options)
-  local rule = not made and (type(policy) == "table" and policy.message or tostring(policy))
+  local rule = not made and (errors.message(policy):gsub("^%S+%.lua:%d+: ", ""))
   if made then rule = select(2, policies.validate(policy, cfg, known)) end
   if not rule then return policy end
-  local list, texts = require("weft.plan_nearest").list(options, cfg, known, 3), {}
+  local list, texts = policies.says_twice(options) and {} or require("weft.plan_nearest").list(options, cfg, known, 3), {}
   for i, plan in ipairs(list) do texts[i] = plan.text end
   local near = #texts > 0 and (" Nearest legal plan%s: %s"):format(#texts > 1 and "s" or "", table.concat(texts, ", "))
   errors.raise { usage = true, message = near and rule:gsub("%.?$", ".", 1) .. near or rule, refused = { rule = rule, nearest = list } }

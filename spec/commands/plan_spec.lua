@@ -25,6 +25,34 @@ describe("weft plan", function()
     assert.matches("8 % 3 ~= 0", (err:gsub("!=", "~=")), 1, true)
   end)
 
+  it("names the nearest plans in a plan script's own words, entries of layers too", function()
+    local function refused(text, ...)
+      local path = files.temporary(text, ".lua")
+      local code, out, err = program.run { "plan", "--model", llama, "--plan", path }
+      os.remove(path)
+      assert.same({ 2, "" }, { code, out })
+      for _, part in ipairs { ... } do assert.is_truthy(err:find(part, 1, true), err) end
+      return err
+    end
+    refused("return weft.policy { tensor = 8, attention = { tensor = 3 }, interleave = 4 }", "8 % 3 != 0",
+      "Nearest legal plans: { tensor = 8, attention = { tensor = 4 }, interleave = 4 }, ")
+    refused("return { tensor = 8, mlp = { tensor = 3 } }", "Nearest legal plans: { tensor = 8, mlp = { tensor = 4 } }, ")
+    refused("return { tensor = 4, layers = { ['0-1'] = { attention = { tensor = 3 } } } }", 'Nearest legal plans: layers = { ["0-1"] = { attention = { tensor = 4 } } }, ')
+    assert.is_nil(refused("return { tensor = 4, interleave = 3 }", "interleave"):find("Nearest", 1, true))
+    assert.is_nil(refused("return { tesnor = 8 }", "a policy has no field 'tesnor'"):find("%.lua:%d+"))
+    refused("error {}", "failed: the error raised was a table without a message")
+    refused("return setmetatable({}, { __index = function() error 'trap' end })", "trap")
+  end)
+
+  it("refuses flags that have no place beside others", function()
+    for said, words in pairs { ["--search prices every plan"] = { "--search", "-tp", "4" }, ["--max-ranks is the largest"] = { "--max-ranks", "4" },
+      ["--svg wants a name, got ''"] = { "--svg", "" } } do
+      local code, _, err = program.run { "plan", "--model", llama, unpack(words) }
+      assert.equal(2, code)
+      assert.is_truthy(err:find(said, 1, true), err)
+    end
+  end)
+
   it("prices a step, and shows the time that weft bench measured beside it", function()
     local bench = os.tmpname()
     local words = { "--model", demo, "-tp", "2", "-tpa", "1", "--batch", "2", "--context", "32" }

@@ -134,6 +134,16 @@ print(tell(false))
     assert.equal(first, third)
   end)
 
+  it("measures nothing else than was asked for", function()
+    for line, said in pairs { ["bench { contxt = 4 }"] = "bench has no option 'contxt'", ["bench { steps = 0 }"] = "steps is a whole number from 1, got 0",
+      ["bench { batch = 1000 }"] = "a step takes 64 requests, and a batch of 1000 was asked for", ["bench(5)"] = "bench needs a table",
+      ["bench { batch = 64, context = 200 }"] = "the cache holds 8192 tokens, and 64 requests of 200 with 16 steps need 14336" } do
+      local code, _, err = program.run { "repl", "--model", demo, "-tp", "2", input = line }
+      assert.equal(1, code)
+      assert.is_truthy(err:find(said, 1, true), err)
+    end
+  end)
+
   it("stands engine, requests and bench", function()
     local code, out, err = repl([[
 engine:submit { prompt = "Once upon a time", max_tokens = 5, on_finish = function(r) print(#r.output_ids) end }

@@ -35,6 +35,13 @@ local function copy_speed(session)
   return core.copy_speed() / session.rank.world_size
 end
 
+-- Tokens that requests have, to see that every step gave one to each.
+local function count_tokens(requests)
+  local count = 0
+  for _, request in ipairs(requests) do count = count + #request.output_ids end
+  return count
+end
+
 local function decode(engine, options)
   local requests = {}
   for i = 1, options.batch do
@@ -47,14 +54,19 @@ local function decode(engine, options)
     if ready then break end
     engine:step()
   end
-  local times = {}
+  local times, had = {}, count_tokens(requests)
   for i = 1, options.steps do
     local began = core.now()
     engine:step()
     times[i] = (core.now() - began) * 1000
   end
+  local gained = count_tokens(requests) - had
   for _, request in ipairs(requests) do request:cancel() end
   engine:run()
+  if gained ~= options.batch * options.steps then -- some waited for room: the times are those of smaller batches
+    errors.raise { code = "memory", message = ("%d requests of %d tokens did not decode together (%d tokens in %d steps); the cache is too small")
+      :format(options.batch, options.context, gained, options.steps) }
+  end
   table.sort(times)
   local ms = times[math.ceil(#times / 2)]
   local bytes = step_bytes(engine, options.batch, options.context) / (ms / 1000)
@@ -84,14 +96,28 @@ local function remember(engine, options, decode)
   if not ok then engine.log("the figures were not written down: %s", why) end
 end
 
---- One measurement on rank 0: options = { batch =, context =, prefill =, steps = [, machine =] }. Plain values.
--- The time of a decode step is written down for `weft plan`.
-function bench.measure(engine, options)
-  local reuse = engine.prefix_reuse
+-- Refuses what would be measured otherwise than it was asked for.
+local function check_room(engine, options)
   if math.max(options.context + options.steps + 8, options.prefill + 1) > engine.max_position then
     errors.usage(("the model takes %d positions, and --context %d with %d steps or --prefill %d needs more")
       :format(engine.max_position, options.context, options.steps, options.prefill))
   end
+  if options.batch > engine.max_batch then
+    errors.usage(("a step takes %d requests, and a batch of %d was asked for; start weft with --max-batch %d")
+      :format(engine.max_batch, options.batch, options.batch))
+  end
+  local blocks = options.batch * math.ceil((options.context + options.steps + 8) / engine.block_tokens)
+  if blocks > engine.num_blocks and not engine.window then
+    errors.usage(("the cache holds %d tokens, and %d requests of %d with %d steps need %d; start weft with more --kv-cache-bytes")
+      :format(engine.num_blocks * engine.block_tokens, options.batch, options.context, options.steps, blocks * engine.block_tokens))
+  end
+end
+
+--- One measurement on rank 0: options = { batch =, context =, prefill =, steps = [, machine =] }. Plain values.
+-- The time of a decode step is written down for `weft plan`.
+function bench.measure(engine, options)
+  local reuse = engine.prefix_reuse
+  check_room(engine, options)
   engine.prefix_reuse = false
   local ok, result = pcall(function()
     prefill(engine, { prefill = math.min(options.prefill, 64) }) -- warm

@@ -1,6 +1,7 @@
 --- weft plan: who holds what under a plan, what moves, what a step should cost. Reads config.json,
 -- starts no ranks.
 local core = require "weft.core"
+local errors = require "weft.errors"
 
 local plan = {}
 
@@ -67,6 +68,15 @@ local function search(options, setup, machine)
   return 0
 end
 
+-- Flags that belong to the search alone, or have no place in it.
+local function check_flags(options)
+  if options.search and require("weft.policy").says_how(options) then
+    errors.usage "--search prices every plan up to --max-ranks; leave out --search to see the plan of the other flags"
+  elseif options.max_ranks and not options.search then
+    errors.usage "--max-ranks is the largest number of ranks of --search; add --search, or say -tp N for one plan"
+  end
+end
+
 -- options: those of the command; setup: { policy =, cfg =, name = }.
 local function show(options, setup)
   local machine = require("weft.machines").get(options.machine or "h200")
@@ -75,6 +85,7 @@ end
 
 --- For the prompt: the same of a model that runs (a session), under its plan of now unless flags say otherwise.
 function plan.of_session(options, session)
+  check_flags(options)
   options.context = options.context or session.num_blocks * session.block_tokens
   options.machine = options.machine or require("weft.plan.measured").machine(session.device)
   local policy = require("weft.policy").says_how(options) and checked(function()
@@ -84,6 +95,7 @@ function plan.of_session(options, session)
 end
 
 function plan.run(options)
+  check_flags(options)
   options.plan_only = true -- config.json alone will do
   return show(options, checked(require("weft.setup").check, options))
 end

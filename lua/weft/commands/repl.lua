@@ -97,8 +97,8 @@ end
 -- "2" or "*" behind the @, as a request has it; nil and a message otherwise.
 local function which_ranks(text)
   if text == "*" then return "*" end
-  local rank, size = tonumber(text), core.rank().world_size
-  if rank and rank >= 0 and rank < size and rank % 1 == 0 then return rank end
+  local rank, size = tonumber(text:match "^%d+$"), core.rank().world_size
+  if rank and rank < size then return rank end
   return nil, ("@ wants a rank from 0 to %d, or *, got '%s'"):format(size - 1, text)
 end
 
@@ -110,6 +110,9 @@ local function act(state, piece)
     ranks, message = which_ranks(piece.ranks)
     if ranks == nil then
       complain(message)
+      return false
+    elseif not piece.text:match "%S" then
+      complain(("@%s wants Lua to evaluate, such as @%s weft.rank()"):format(piece.ranks, piece.ranks))
       return false
     end
   end

@@ -71,7 +71,7 @@ function front.search(cfg, model, machine, options)
   local began = core.now()
   local function supports(layer_type) return model.supports(model.name, layer_type) end
   local model_numbers = policies.model_numbers(cfg, model.name, supports)
-  local result = { model = model.name, machine = machine.name, context = options.context, max_ranks = options.max_ranks,
+  local result = { model = model.name, machine = machine.name, context = options.context, batch = options.batch, max_ranks = options.max_ranks,
     num_plans = 0, num_fitting = 0, points = {} }
   local function add(sizes, label, flags)
     sizes.block_size = options.block_size

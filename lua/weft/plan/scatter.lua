@@ -30,8 +30,8 @@ local function axis_of(points, field)
 end
 
 local function heading(result)
-  return ("%d legal plans on up to %d ranks, %d of them fit; %d points of context %d on %s in %.2f s (predicted, not measured)"):format(
-    result.num_plans, result.max_ranks, result.num_fitting, result.num_points, result.context, result.machine, result.seconds)
+  return ("%d legal plan%s on up to %d rank%s, %d of them fit; %d points of context %d on %s in %.2f s (predicted, not measured)"):format(
+    result.num_plans, result.num_plans == 1 and "" or "s", result.max_ranks, result.max_ranks == 1 and "" or "s", result.num_fitting, result.num_points, result.context, result.machine, result.seconds)
 end
 
 local function table_lines(result, lines)
@@ -82,7 +82,8 @@ end
 function scatter.text(result, options)
   local lines = { heading(result) }
   if #result.points == 0 then
-    lines[2] = ("no legal plan on up to %d ranks has room for its weights and one request of %d tokens"):format(result.max_ranks, result.context)
+    lines[2] = ("no legal plan on up to %d rank%s has room for its weights and %d request%s of %d tokens"):format(result.max_ranks,
+      result.max_ranks == 1 and "" or "s", result.batch or 1, (result.batch or 1) == 1 and "" or "s", result.context)
     return table.concat(lines, "\n") .. "\n"
   end
   table_lines(result, lines)

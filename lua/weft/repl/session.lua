@@ -77,11 +77,26 @@ local function generate_on_all(model, params)
   return with_text(model:lead(generate, params))
 end
 
+local bench_numbers = { batch = 1, context = 128, steps = 16, prefill = false } -- with what they are when left out
+
+local function bench_options(options)
+  if type(options) ~= "table" then error("bench needs a table such as { { tensor = 4 }, batch = 8 }, got " .. type(options), 0) end
+  local measured = {}
+  for key, value in pairs(options) do
+    if type(key) ~= "number" and bench_numbers[key] == nil then
+      error(("bench has no option '%s'; it knows batch, context, prefill and steps"):format(tostring(key)), 0)
+    elseif type(key) ~= "number" and (type(value) ~= "number" or value < 1 or value % 1 ~= 0) then
+      error(("%s is a whole number from 1, got %s"):format(key, tostring(value)), 0)
+    end
+  end
+  for name, otherwise in pairs(bench_numbers) do measured[name] = options[name] or otherwise end
+  measured.prefill = measured.prefill or measured.context
+  return measured
+end
+
 local function bench_on_all(model, options)
   options = options or {}
-  local before, rows = model.policy, {}
-  local measured = { batch = options.batch or 1, context = options.context or 128, steps = options.steps or 16 }
-  measured.prefill = options.prefill or measured.context
+  local before, rows, measured = model.policy, {}, bench_options(options)
   local function one(policy)
     if policy then model:replan(policy) end
     local row = model:lead(measure, measured)
@@ -133,7 +148,7 @@ function session.environment(state, model)
   --- quit([code]): ends the session.
   function env.quit(code)
     state.quitting = tonumber(code) or 0
-    error({ message = "quit", code = "exit" }, 0)
+    error({ message = "all ranks leave together: quit without @", code = "exit" }, 0) -- shown where rank 0 does not leave
   end
   env.os = setmetatable({ exit = env.quit }, { __index = os })
   return env
