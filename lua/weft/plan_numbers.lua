@@ -4,45 +4,19 @@
 --   model, num_ranks, policy, block_size, virtual_block, context, batch, weight_dtype, cache_dtype,
 --   parts = { { type, layers, count, plan, ranks = { row, ... }, moves = { move, ... } }, ... },
 --   ranks = { { rank, weight_bytes, cache_bytes, cache_bytes_allocated, sent_bytes_per_token }, ... } }
--- details: context, batch, name; ranks: only the rows of this many ranks (rank 0 holds the most).
+-- details: context, batch, name (of the model, whose script says what its layers are); ranks: only the rows of
+-- this many ranks (rank 0 holds the most).
 -- A row tells what a rank holds of ONE layer of the part; a move what each rank sends in ONE layer
 -- for each token, counted as collectives count it (all_reduce of S bytes: 2 S (n-1)/n). Predictions
 -- by formula, not measurements. Heads, rows and columns are { first, count }, from 0.
 local core = require "weft.core"
+local layers = require "weft.plan.layers"
 local policies = require "weft.policy"
 local Sizes = require "weft.plan.sizes"
 
 local numbers = {}
 
-
 local function ceil_div(a, b) return math.floor((a + b - 1) / b) end
-
--- Layers whose plan (and window) read the same, as one part each, in the order of first appearance.
-local function group_layers(policy, cfg, layer_type)
-  local parts, by_key = {}, {}
-  for i = 0, cfg.num_hidden_layers - 1 do
-    local window = layer_type == "attention" and cfg.window_of and cfg.window_of(i) or 0
-    local key = tostring(policy:get(layer_type, i, 0)) .. " " .. window
-    if not by_key[key] then
-      by_key[key] = { layers = {}, window = window }
-      parts[#parts + 1] = by_key[key]
-    end
-    table.insert(by_key[key].layers, i)
-  end
-  return parts
-end
-
---- "0-3, 7": layer numbers as ranges.
-local function ranges(layers)
-  local text, i = {}, 1
-  while i <= #layers do
-    local last = i
-    while layers[last + 1] == layers[last] + 1 do last = last + 1 end
-    text[#text + 1] = last > i and ("%d-%d"):format(layers[i], layers[last]) or tostring(layers[i])
-    i = last + 1
-  end
-  return table.concat(text, ", ")
-end
 
 -- ---- moves ----
 
@@ -112,7 +86,7 @@ local function attention_part(part, policy, cfg, sizes, details)
     local qkv = sizes:linear({ h.num_heads * dim, h.num_kv_heads * dim, h.num_kv_heads * dim }, { 0, hidden }) + (cfg.qkv_bias and sizes:vector(rows) or 0)
     local o_proj = sizes:linear({ hidden }, { h.output_first_head * dim, h.output_num_heads * dim })
     if cfg.attention_bias and plan.output.rank == 0 then o_proj = o_proj + sizes:vector(hidden) end
-    local norms = sizes:vector(hidden)
+    local norms = sizes:vector(part.norms)
     if cfg.use_qk_norm then norms = norms + sizes:vector((h.num_heads + h.num_kv_heads) * dim) end
     local per_token = encoder and 0 or h.num_kv_heads * 2 * dim * sizes.activation
     local n, virtual = plan.context.world_size, policy.block_size * policy.context_lcm
@@ -219,20 +193,18 @@ function numbers.of(policy, cfg, details)
   local sizes = Sizes.of(cfg)
   local asked = { context = details.context or 0, batch = details.batch or 1 }
   sizes.ranks = details.ranks or policy.num_ranks
-  local parts = { vocab_part(policy, cfg, sizes, "embedding") }
-  local has_experts = policies.experts_of(cfg) > 0
-  local kinds = { { "attention", attention_part }, has_experts and { "experts", experts_part } or { "mlp", mlp_part } }
-  for _, kind in ipairs(kinds) do
-    for _, part in ipairs(group_layers(policy, cfg, kind[1])) do
+  local parts, name = { vocab_part(policy, cfg, sizes, "embedding") }, details.name or (cfg.architectures or {})[1]
+  for _, kind in ipairs { { "attention", attention_part }, { "mlp", mlp_part }, { "experts", experts_part } } do
+    for _, part in ipairs(layers.group(policy, cfg, kind[1], name)) do
       part.count = #part.layers
       kind[2](part, policy, cfg, sizes, asked)
-      part.layer_ranges = ranges(part.layers)
+      part.layer_ranges = layers.ranges(part.layers)
       parts[#parts + 1] = part
     end
   end
   parts[#parts + 1] = vocab_part(policy, cfg, sizes, "lm_head")
   return {
-    model = details.name or (cfg.architectures or {})[1], num_ranks = policy.num_ranks, policy = tostring(policy),
+    model = name, num_ranks = policy.num_ranks, policy = tostring(policy),
     block_size = policy.block_size, virtual_block = policy.block_size * policy.context_lcm,
     context = asked.context, batch = asked.batch, num_layers = cfg.num_hidden_layers,
     weight_dtype = cfg.quantization and "float8_e4m3" or sizes.weight, cache_dtype = sizes.compute,

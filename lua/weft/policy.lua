@@ -157,7 +157,7 @@ function policies.model_numbers(cfg, name, supports)
   return {
     architecture = name, supported_layer_types = types,
     num_attention_heads = cfg.num_attention_heads, num_key_value_heads = cfg.num_key_value_heads,
-    intermediate_size = policies.mlp_width(cfg), vocab_size = cfg.vocab_size,
+    intermediate_size = supports "mlp" and cfg.intermediate_size or policies.mlp_width(cfg), vocab_size = cfg.vocab_size,
     num_hidden_layers = cfg.num_hidden_layers, num_experts = num_experts, moe_intermediate_size = expert_width,
   }
 end

@@ -78,7 +78,7 @@ function front.search(cfg, model, machine, options)
     local made, policy = pcall(core.policy, sizes)
     if not made or not pcall(policy.validate_model, policy, model_numbers) then return end
     result.num_plans = result.num_plans + 1
-    local n = numbers.of(policy, cfg, { context = options.context, ranks = 1 })
+    local n = numbers.of(policy, cfg, { context = options.context, name = model.name, ranks = 1 })
     local list = batches(price.of(n, cfg, machine, 1).memory, options.batch)
     if #list > 0 then result.num_fitting = result.num_fitting + 1 end
     for _, batch in ipairs(list) do
