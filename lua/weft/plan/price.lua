@@ -26,6 +26,11 @@ function Step:product(bytes, dtype)
   return self:roof(bytes, machine.share.product[dtype], 2 * bytes / element_size[dtype] * self.batch, dtype) + machine.latency.product
 end
 
+--- Attention over the cache: it is read once.
+function Step:attention(bytes, operations, dtype)
+  return self:roof(bytes, self.machine.share.attention, operations, dtype) + self.machine.latency.attention
+end
+
 function Step:kernels(count) return count * self.machine.latency.kernel end
 
 --- One collective: a move of plan_numbers, whose bytes are for each token.
@@ -49,14 +54,14 @@ end
 
 local function attention(self, part)
   local row, n, cfg = part.ranks[1], self.n, self.cfg
-  local count, latency = part.count, self.machine.latency
+  local count = part.count
   local context = part.axes.context.world_size
   self:add("qkv", count * (self:product(row.qkv_bytes, n.linear_dtype) + self:kernels(cfg.use_qk_norm and 4 or 3)))
   -- Plain context ranks work on the query heads of their whole group.
   local heads = row.q_heads[2] * (part.axes.reshards_output and 1 or context)
   local bytes = row.tokens * row.kv_heads[2] * 2 * cfg.head_dim * element_size[n.cache_dtype] * self.batch
   local operations = row.tokens * heads * 4 * cfg.head_dim * self.batch
-  self:add("attention", count * (self:roof(bytes, self.machine.share.attention, operations, n.cache_dtype) + latency.attention))
+  self:add("attention", count * self:attention(bytes, operations, n.cache_dtype))
   if context > 1 then self:add("exchange", count * self:kernels(2)) end -- packing and merging
   self:add("o_proj", count * self:product(row.o_proj_bytes, n.linear_dtype))
 end
@@ -111,11 +116,18 @@ local function memory_of(n, machine, batch, sharers)
   }
 end
 
+--- A step of `batch` requests to be priced, operation by operation: step:product(bytes, dtype), step:attention(bytes,
+-- operations, dtype), step:collective(move) in seconds. num_ranks: those that share the machine, where it is shared.
+function price.step(machine, batch, num_ranks)
+  local sharers = machine.shared and num_ranks or 1
+  return setmetatable({ machine = machine, batch = batch, sharers = sharers, bandwidth = machine.bandwidth / sharers,
+    seconds = { host = machine.latency.step } }, Step)
+end
+
 function price.of(n, cfg, machine, batch)
   assert(n.batch == 1, "price.of wants the numbers of one request")
-  local sharers = machine.shared and n.num_ranks or 1
-  local self = setmetatable({ n = n, cfg = cfg, machine = machine, batch = batch, sharers = sharers,
-    bandwidth = machine.bandwidth / sharers, seconds = { host = machine.latency.step } }, Step)
+  local self = price.step(machine, batch, n.num_ranks)
+  self.n, self.cfg = n, cfg
   for _, part in ipairs(n.parts) do
     handlers[part.type](self, part)
     self:moves(part, part.count)
@@ -130,7 +142,7 @@ function price.of(n, cfg, machine, batch)
   end
   return {
     label = "predicted", machine = machine.name, batch = batch, context = n.context, ms = total * 1000, parts = parts,
-    tok_per_s_user = 1 / total, tok_per_s_gpu = batch / total / n.num_ranks, memory = memory_of(n, machine, batch, sharers),
+    tok_per_s_user = 1 / total, tok_per_s_gpu = batch / total / n.num_ranks, memory = memory_of(n, machine, batch, self.sharers),
   }
 end
 
