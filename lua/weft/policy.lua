@@ -45,11 +45,12 @@ function policies.parallel_config(options)
   return core.parallel_config(given)
 end
 
---- A policy with the same sizes.
+--- A policy with the same sizes. Attention that is cut as all else is not said again.
 function policies.from_config(config)
+  local own = config.attention_tp_size ~= config.tensor_parallel_size or config.decode_context_parallel_size > 1
   return core.policy {
     tensor = config.tensor_parallel_size,
-    attention = { tensor = config.attention_tp_size, context = config.decode_context_parallel_size },
+    attention = own and { tensor = config.attention_tp_size, context = config.decode_context_parallel_size } or nil,
     mlp = config.tensor_parallel_size_mlp and { tensor = config.tensor_parallel_size_mlp },
     experts = config.expert_parallel_size > 1 and { expert = config.expert_parallel_size } or nil,
     interleave = config.cp_kv_cache_interleave_size,

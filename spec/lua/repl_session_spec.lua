@@ -165,4 +165,18 @@ describe("weft repl at a terminal", function()
     assert.is_nil(history:match "secret")
     assert.matches("if x then print%(x %+ 1%) end", history)
   end)
+
+  it("knows the keys that terminals send: Delete, Home, End, Control with arrows, letters of more than one byte", function()
+    terminal = Terminal.open({ program.path, "repl" }, { TERM = "xterm", WEFT_HISTORY = "" })
+    local t = terminal
+    t:expect "weft> "
+    for keys, shown in pairs { ["123\27[D\27[D\27[3~"] = "13", ["23\27[H1"] = "123", ["23\27[1~1"] = "123", ["12\27[D\27[F3"] = "123", ["13\27[D\27[4~5"] = "135",
+      ["10 + 20\27[1;5D3"] = "330", ["'äöü€\127\127x'"] = '"äöx"' } do
+      t:send(keys .. "\n")
+      assert.is_truthy(t:expect("on rank 0"):find("\n" .. shown .. "\n", 1, true), keys)
+      t:expect "weft> "
+    end
+    t:send "\4"
+    assert.equal(0, t:finish())
+  end)
 end)

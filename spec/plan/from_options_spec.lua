@@ -28,7 +28,7 @@ describe("a policy from plan flags", function()
     local p = policies.from_options { tensor_parallel_size = 8, tensor_parallel_size_attention = 2, expert_parallel_size = 4,
       cp_kv_cache_interleave_size = 4, dcp_comm_backend = "a2a", block_size = 32 }
     assert.equal("tensor=8 attention={tensor=2,context=4,interleave=4,exchange=a2a} experts={expert=4,tensor=2} block_size=32", tostring(p))
-    assert.equal("tensor=1 attention={tensor=1} block_size=16", tostring(policies.from_options {}))
+    assert.equal("tensor=1 block_size=16", tostring(policies.from_options {}))
   end)
 
   it("refuses with the words of the validator", function()

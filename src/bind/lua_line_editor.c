@@ -150,6 +150,11 @@ static void bind_keys(editor *e)
     el_set(el, EL_BIND, "^I", "weft-complete", NULL);
     el_set(el, EL_BIND, "^C", "weft-interrupt", NULL);
     el_set(el, EL_BIND, "^R", "em-inc-search-prev", NULL);
+    static const char *const keys[][2] = { /* what terminals send for Delete, Home, End, and Control with an arrow */
+        {"\033[3~", "ed-delete-next-char"}, {"\033[1~", "ed-move-to-beg"}, {"\033[4~", "ed-move-to-end"},
+        {"\033[1;5C", "em-next-word"},      {"\033[1;5D", "ed-prev-word"},
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) el_set(el, EL_BIND, keys[i][0], keys[i][1], NULL);
 }
 
 static int l_line_editor(lua_State *L)
