@@ -9,21 +9,47 @@
 
 #include <dnnl.h>
 #include <pthread.h>
+#include <string.h>
 
 /* From libgomp, which oneDNN brings along. */
 extern void omp_set_num_threads(int threads);
 
+enum { KEPT = 16 };
+
+/* A product's shape and strides, and what oneDNN made for it. */
+typedef struct {
+    int64_t tokens, n, k, x_stride, w_stride, c_stride;
+} product_shape;
+
+typedef struct {
+    product_shape shape;
+    dnnl_primitive_t primitive;
+    dnnl_memory_t x, w, c; /* their data is set for each call */
+} kept_product;
+
 static _Thread_local struct {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
+    kept_product kept[KEPT];
+    unsigned next; /* whose place the next shape takes */
 } own;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;
 static int key_failed;
 
+static void drop(kept_product *p)
+{
+    if (p->primitive != NULL) dnnl_primitive_destroy(p->primitive);
+    if (p->x != NULL) dnnl_memory_destroy(p->x);
+    if (p->w != NULL) dnnl_memory_destroy(p->w);
+    if (p->c != NULL) dnnl_memory_destroy(p->c);
+    memset(p, 0, sizeof *p);
+}
+
 static void destroy_own(void *unused)
 {
+    for (int i = 0; i < KEPT; i++) drop(&own.kept[i]);
     if (own.stream != NULL) dnnl_stream_destroy(own.stream);
     if (own.engine != NULL) dnnl_engine_destroy(own.engine);
     own.stream = NULL;
@@ -51,63 +77,57 @@ static int describe(dnnl_memory_desc_t *desc, int64_t rows, int64_t cols, int64_
     return dnnl_memory_desc_init_by_strides(desc, 2, dims, type, strides) == dnnl_success;
 }
 
-typedef struct {
-    dnnl_memory_desc_t x, w, c;
-} product_descs;
-
-/* The primitive for these shapes; oneDNN keeps those it has made. NULL when it has none. */
-static dnnl_primitive_t create_matmul(product_descs *d, int64_t tokens, int64_t n, int64_t k, int64_t x_stride, int64_t w_stride,
-                                      int64_t c_stride)
+static int make(kept_product *p, const product_shape *shape)
 {
+    dnnl_memory_desc_t x, w, c;
     dnnl_matmul_desc_t matmul;
     dnnl_primitive_desc_t primitive_desc = NULL;
-    dnnl_primitive_t primitive = NULL;
-    if (!describe(&d->x, tokens, k, x_stride, 1, dnnl_bf16) || !describe(&d->w, k, n, 1, w_stride, dnnl_bf16) ||
-        !describe(&d->c, tokens, n, c_stride, 1, dnnl_f32))
-        return NULL;
-    if (dnnl_matmul_desc_init(&matmul, &d->x, &d->w, NULL, &d->c) != dnnl_success ||
+    if (!describe(&x, shape->tokens, shape->k, shape->x_stride, 1, dnnl_bf16) ||
+        !describe(&w, shape->k, shape->n, 1, shape->w_stride, dnnl_bf16) ||
+        !describe(&c, shape->tokens, shape->n, shape->c_stride, 1, dnnl_f32))
+        return 0;
+    if (dnnl_matmul_desc_init(&matmul, &x, &w, NULL, &c) != dnnl_success ||
         dnnl_primitive_desc_create(&primitive_desc, &matmul, NULL, own.engine, NULL) != dnnl_success)
-        return NULL;
-    if (dnnl_primitive_create(&primitive, primitive_desc) != dnnl_success) primitive = NULL;
+        return 0;
+    int done = dnnl_primitive_create(&p->primitive, primitive_desc) == dnnl_success;
     dnnl_primitive_desc_destroy(primitive_desc);
-    return primitive;
+    return done && dnnl_memory_create(&p->x, &x, own.engine, DNNL_MEMORY_NONE) == dnnl_success &&
+           dnnl_memory_create(&p->w, &w, own.engine, DNNL_MEMORY_NONE) == dnnl_success &&
+           dnnl_memory_create(&p->c, &c, own.engine, DNNL_MEMORY_NONE) == dnnl_success;
+}
+
+/* This thread's product of a shape. Asking oneDNN each time takes a lock that all threads share, which
+ * costs more than a small block's product. NULL when oneDNN has none. */
+static kept_product *product_for(const product_shape *shape)
+{
+    for (int i = 0; i < KEPT; i++)
+        if (own.kept[i].primitive != NULL && memcmp(&own.kept[i].shape, shape, sizeof *shape) == 0) return &own.kept[i];
+    kept_product *p = &own.kept[own.next++ % KEPT];
+    drop(p);
+    if (!make(p, shape)) {
+        drop(p);
+        return NULL;
+    }
+    p->shape = *shape;
+    return p;
 }
 
 int weft__onednn_has_bf16(void)
 {
-    product_descs descs;
-    if (!prepare()) return 0;
-    dnnl_primitive_t primitive = create_matmul(&descs, 64, 64, 64, 64, 64, 64);
-    if (primitive == NULL) return 0;
-    dnnl_primitive_destroy(primitive);
-    return 1;
-}
-
-static int execute(dnnl_primitive_t primitive, product_descs *d, const void *x, const void *w, float *c)
-{
-    dnnl_memory_t memories[3] = {NULL, NULL, NULL};
-    int done = 0;
-    if (dnnl_memory_create(&memories[0], &d->x, own.engine, (void *)x) == dnnl_success &&
-        dnnl_memory_create(&memories[1], &d->w, own.engine, (void *)w) == dnnl_success &&
-        dnnl_memory_create(&memories[2], &d->c, own.engine, c) == dnnl_success) {
-        const dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, memories[0]}, {DNNL_ARG_WEIGHTS, memories[1]}, {DNNL_ARG_DST, memories[2]}};
-        done = dnnl_primitive_execute(primitive, own.stream, 3, args) == dnnl_success && dnnl_stream_wait(own.stream) == dnnl_success;
-    }
-    for (int i = 0; i < 3; i++)
-        if (memories[i] != NULL) dnnl_memory_destroy(memories[i]);
-    return done;
+    const product_shape small = {64, 64, 64, 64, 64, 64};
+    return prepare() && product_for(&small) != NULL;
 }
 
 int weft__onednn_product(const void *x, int64_t x_stride, int64_t tokens, const void *w, int64_t w_stride, int64_t n, int64_t k,
                          float *c, int64_t c_stride)
 {
-    product_descs descs;
-    if (!prepare()) return 0;
-    dnnl_primitive_t primitive = create_matmul(&descs, tokens, n, k, x_stride, w_stride, c_stride);
-    if (primitive == NULL) return 0;
-    int done = execute(primitive, &descs, x, w, c);
-    dnnl_primitive_destroy(primitive);
-    return done;
+    const product_shape shape = {tokens, n, k, x_stride, w_stride, c_stride};
+    kept_product *p = prepare() ? product_for(&shape) : NULL;
+    if (p == NULL) return 0;
+    const dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, p->x}, {DNNL_ARG_WEIGHTS, p->w}, {DNNL_ARG_DST, p->c}};
+    return dnnl_memory_set_data_handle(p->x, (void *)x) == dnnl_success &&
+           dnnl_memory_set_data_handle(p->w, (void *)w) == dnnl_success && dnnl_memory_set_data_handle(p->c, c) == dnnl_success &&
+           dnnl_primitive_execute(p->primitive, own.stream, 3, args) == dnnl_success && dnnl_stream_wait(own.stream) == dnnl_success;
 }
 
 #else
