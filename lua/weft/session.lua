@@ -120,8 +120,8 @@ end
 
 -- Runs the model script's build, listening to every layer it makes.
 local function build_layers(session, model, weights)
-  local attentions, nn, parts = {}, require "weft.nn", Parts.new(session.cfg)
-  session.weight_bytes = 0
+  local attentions, nn, parts, table_bytes = {}, require "weft.nn", Parts.new(session.cfg), 0
+  session.weight_bytes, session.dense_bytes, session.expert_bytes = 0, 0, 0
   -- Hears of every layer that nn makes: session.layers names it, weights are counted, attentions get their pages.
   nn.on_layer = function(kind, layer)
     parts:add(kind, layer, weights.options.last_tensor)
@@ -129,6 +129,12 @@ local function build_layers(session, model, weights)
       attentions[#attentions + 1] = layer
     elseif not (kind == "lm_head" and layer.tied) then
       session.weight_bytes = session.weight_bytes + layer.weight_bytes
+    end
+    -- What a step reads whole: not the table, of which it takes rows, unless that is the head too.
+    if kind == "embedding" then table_bytes = layer.weight_bytes
+    elseif kind == "experts" then session.expert_bytes = session.expert_bytes + layer.weight_bytes
+    elseif kind ~= "attention" then
+      session.dense_bytes = session.dense_bytes + (kind == "lm_head" and layer.tied and table_bytes or layer.weight_bytes)
     end
   end
   local policy = { get = function(_, ...) return core.layer_parallel.get(...) end }

@@ -92,6 +92,28 @@ describe("weft plan", function()
   end)
 end)
 
+describe("weft bench", function()
+  -- Bytes of one decode step of `batch` requests of 32 tokens, from the rate and the time.
+  local function step_bytes(model, batch)
+    local words = { "bench", "--model", model, "--context", "32", "--steps", "2", "--batch", batch, "--json", "--device", "cpu" }
+    local r = program.json(words)
+    return r.decode.gb_per_s * r.decode.ms * 1e6 - batch * 32 * r.cache_bytes_per_token, r.weight_bytes
+  end
+
+  it("counts a tied table once and leaves out one that is only looked up in", function()
+    local tied, all = step_bytes("spec/fixtures/models/llama_mqa_tied", 1)
+    assert.near(all, tied, 1)
+    local some, whole = step_bytes(demo, 1)
+    assert.near(whole - 1024 * 192 * 2, some, 1)
+  end)
+
+  it("counts of the experts those that the tokens are likely to choose", function()
+    local one, all = step_bytes("spec/fixtures/models/minimax_m2_random", 1)
+    local many = step_bytes("spec/fixtures/models/minimax_m2_random", 16)
+    assert.is_true(one < many and many < all)
+  end)
+end)
+
 describe("weft chat", function()
   it("answers each line of standard input and leaves at its end", function()
     local code, out, err = program.run { "chat", "--model", demo, "--max-tokens", "8", input = "Once upon a time\n\nAt the farm\n" }

@@ -1,6 +1,7 @@
 --- weft bench: prefill and decode, timed apart on the engine's own path.
 local core = require "weft.core"
 local errors = require "weft.errors"
+local policies = require "weft.policy"
 
 local bench = {}
 
@@ -14,10 +15,13 @@ function bench.random_ids(count, vocab, seed)
   return ids
 end
 
--- Bytes a decode step reads on this rank: every weight once, and the cache of each request.
+-- Bytes a decode step reads on this rank: every weight once (of the experts those that `batch` tokens
+-- are likely to choose), and the cache of each request.
 local function step_bytes(engine, batch, context)
-  local session = engine.session
-  return session.weight_bytes + batch * context / session.block_tokens * session.bytes_per_block
+  local session, cfg = engine.session, engine.session.cfg
+  local chosen = 1
+  if session.expert_bytes > 0 then chosen = 1 - (1 - (cfg.num_experts_per_tok or 1) / policies.experts_of(cfg)) ^ batch end
+  return session.dense_bytes + chosen * session.expert_bytes + batch * context / session.block_tokens * session.bytes_per_block
 end
 
 local function prefill(engine, options)
