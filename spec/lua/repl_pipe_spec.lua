@@ -137,7 +137,7 @@ print(tell(false))
   it("measures nothing else than was asked for", function()
     for line, said in pairs { ["bench { contxt = 4 }"] = "bench has no option 'contxt'", ["bench { steps = 0 }"] = "steps is a whole number from 1, got 0",
       ["bench { batch = 1000 }"] = "a step takes 64 requests, and a batch of 1000 was asked for", ["bench(5)"] = "bench needs a table",
-      ["bench { batch = 64, context = 200 }"] = "the cache holds 8192 tokens, and 64 requests of 200 with 16 steps need 14336" } do
+      ["bench { batch = 64, context = 200 }"] = "the cache holds 8192 tokens, and 64 requests of 200 with 16 steps need 15360" } do
       local code, _, err = program.run { "repl", "--model", demo, "-tp", "2", input = line }
       assert.equal(1, code)
       assert.is_truthy(err:find(said, 1, true), err)

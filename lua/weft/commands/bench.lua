@@ -15,6 +15,17 @@ function bench.random_ids(count, vocab, seed)
   return ids
 end
 
+-- Tokens that the first requests may decode while the prompts of others still run.
+local function head_start(options, chunk, budget)
+  if options.batch == 1 then return 0 end
+  return 2 + math.ceil(options.batch * options.context / math.max(1, budget - options.batch)) + math.ceil(options.context / chunk)
+end
+
+-- Tokens that each request of the decode may come to.
+local function longest(engine, options)
+  return options.context + options.steps + 8 + head_start(options, engine.prefill_chunk, engine.max_batch_tokens)
+end
+
 -- Bytes a decode step reads on this rank: every weight once (of the experts those that `batch` tokens
 -- are likely to choose), and the cache of each request.
 local function step_bytes(engine, batch, context)
@@ -50,7 +61,7 @@ local function decode(engine, options)
   local requests = {}
   for i = 1, options.batch do
     requests[i] = engine:submit { prompt_ids = bench.random_ids(options.context, engine.vocab_size, i + 1), ignore_eos = true,
-      max_tokens = options.steps + 8 }
+      max_tokens = longest(engine, options) - options.context }
   end
   while true do -- the prompts, and two steps to warm up
     local ready = true
@@ -102,18 +113,18 @@ end
 
 -- Refuses what would be measured otherwise than it was asked for.
 local function check_room(engine, options)
-  if math.max(options.context + options.steps + 8, options.prefill + 1) > engine.max_position then
-    errors.usage(("the model takes %d positions, and --context %d with %d steps or --prefill %d needs more")
-      :format(engine.max_position, options.context, options.steps, options.prefill))
-  end
   if options.batch > engine.max_batch then
     errors.usage(("a step takes %d requests, and a batch of %d was asked for; start weft with --max-batch %d")
       :format(engine.max_batch, options.batch, options.batch))
   end
-  local blocks = options.batch * math.ceil((options.context + options.steps + 8) / engine.block_tokens)
+  local blocks = options.batch * math.ceil(longest(engine, options) / engine.block_tokens)
   if blocks > engine.num_blocks and not engine.window then
     errors.usage(("the cache holds %d tokens, and %d requests of %d with %d steps need %d; start weft with more --kv-cache-bytes")
       :format(engine.num_blocks * engine.block_tokens, options.batch, options.context, options.steps, blocks * engine.block_tokens))
+  end
+  if math.max(longest(engine, options), options.prefill + 1) > engine.max_position then
+    errors.usage(("the model takes %d positions, and --context %d with %d steps or --prefill %d needs more")
+      :format(engine.max_position, options.context, options.steps, options.prefill))
   end
 end
 
@@ -169,7 +180,7 @@ function bench.run(options)
   options.prefill = options.prefill or options.context
   options.max_batch = math.max(options.batch, options.max_batch or 64)
   options.prefill_chunk = options.prefill_chunk or 2048
-  local each = options.context + options.steps + 16
+  local each = options.context + options.steps + 16 + head_start(options, options.prefill_chunk, options.max_batch_tokens or 2048)
   options.cache_tokens = math.max(options.prefill + 64, options.batch * (each + 1024))
   return require("weft.runtime").launch(options, "weft.commands.bench", "job")
 end

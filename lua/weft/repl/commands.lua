@@ -143,7 +143,10 @@ commands.edit = { arguments = "[FILE]", about = "opens FILE in $EDITOR, then loa
     if not name then refuse ",edit wants a file" end
     local editor = os.getenv "VISUAL" or os.getenv "EDITOR" or "vi"
     local status = os.execute(editor .. " '" .. name:gsub("'", "'\\''") .. "'")
-    if status ~= 0 and status ~= true then refuse(("%s ended with status %s; nothing is loaded"):format(editor, tostring(status))) end
+    if status ~= 0 and status ~= true then
+      local code = type(status) == "number" and status > 255 and status / 256 or status -- as wait gives it
+      refuse(("%s ended with status %s; nothing is loaded"):format(editor, tostring(code)))
+    end
     return nil, { name = "reload", rest = name }
   end }
 
