@@ -282,7 +282,8 @@ typedef struct weft_expert_matrix {
 
 /* y[t] = sum over the k experts of t that are here of weight * down(silu(gate x[t]) * (up x[t])).
  * Experts [first, first + count) are here; others, and experts without tokens, cost nothing.
- * Everything behind x is float32, rounded once to y. w_dtype: a float type or float8_e4m3.
+ * Everything behind x is float32, rounded once to y; CUDA with 16-bit x may round what lies between (silu * up,
+ * and what an expert adds to y) to 16 bits. w_dtype: a float type or float8_e4m3.
  * quantize: what the products take in is rounded to e4m3 with one scale for 128 columns of a token
  * (weft_quantize_groups). */
 typedef struct weft_experts_args {
@@ -297,8 +298,10 @@ typedef struct weft_experts_args {
     int64_t x_stride, y_stride;
     weft_dtype x_dtype, w_dtype, y_dtype;
     int quantize;
+    weft_cuda_context *cuda;
 } weft_experts_args;
-/* Bytes for these sizes, on either device; INVALID when they cannot be counted. Reads sizes only. */
+/* Bytes for these sizes: of the CPU when `cuda` is NULL, else of a GPU. INVALID when they cannot be counted.
+ * Reads sizes only. */
 weft_status weft_experts_workspace(const weft_experts_args *args, size_t *bytes);
 weft_status weft_experts_cpu(const weft_experts_args *args, weft_pool *pool);
 weft_status weft_experts_cuda(const weft_experts_args *args, void *stream);

@@ -76,11 +76,26 @@ static weft_status lay_out(const weft_experts_args *a, layout *l)
     return weft_fail(WEFT_INVALID, "experts: %" PRId64 " tokens of %" PRId64 " experts each are too many", a->tokens, a->top_k);
 }
 
+/* What kernels/cuda/experts_tile.cu lays out for all pairs at once. */
+static int tiles_bytes(const weft_experts_args *a, size_t *total)
+{
+    const int64_t pairs = a->tokens * a->top_k, up = (a->hidden + 254) / 128, down = (a->intermediate + 254) / 128;
+    size_t at = 0;
+    *total = 0;
+    return place(&at, total, pairs, 4, 1) && place(&at, total, pairs, 4, 1) && place(&at, total, 1, 4, 1) &&
+           place(&at, total, pairs / 32 + weft__min(pairs, a->count), 12, 1) && place(&at, total, a->tokens, up, 256) &&
+           place(&at, total, a->tokens, up, 4) && place(&at, total, pairs, down, 256) && place(&at, total, pairs, down, 4) &&
+           place(&at, total, pairs, a->intermediate, 4) && place(&at, total, pairs, a->hidden, 2);
+}
+
 weft_status weft_experts_workspace(const weft_experts_args *args, size_t *bytes)
 {
     layout l;
+    size_t tiles = 0;
     WEFT_TRY(lay_out(args, &l));
-    *bytes = l.total;
+    if (args->cuda != NULL && !tiles_bytes(args, &tiles))
+        return weft_fail(WEFT_INVALID, "experts: %" PRId64 " tokens of %" PRId64 " experts each are too many", args->tokens, args->top_k);
+    *bytes = tiles > l.total ? tiles : l.total;
     return WEFT_OK;
 }
 

@@ -14,6 +14,7 @@
  * Short segments stream the weights past them, one row a warp; long ones are multiplied in tiles. */
 #include <inttypes.h>
 
+#include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/quantize.cuh"
 
@@ -35,11 +36,6 @@ struct Experts {
     int first_round, last_round, most_segments;
 };
 
-__device__ __forceinline__ int here(const weft_experts_args &a, int id)
-{
-    return id >= a.first && id < a.first + a.count ? (int)(id - a.first) : -1;
-}
-
 __global__ void __launch_bounds__(SORT_THREADS) sort_pairs(const Experts w)
 {
     dependency_wait();
@@ -48,7 +44,7 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_pairs(const Experts w)
     for (int e = threadIdx.x; e < count; e += SORT_THREADS) w.ends[e] = 0;
     __syncthreads();
     for (int p = threadIdx.x; p < pairs; p += SORT_THREADS) {
-        const int e = here(a, a.ids[p]);
+        const int e = local_expert(a, a.ids[p]);
         if (e >= 0) atomicAdd(&w.ends[e], 1ull);
     }
     __syncthreads();
@@ -68,7 +64,7 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_pairs(const Experts w)
     }
     __syncthreads();
     for (int p = threadIdx.x; p < pairs; p += SORT_THREADS) {
-        const int e = here(a, a.ids[p]);
+        const int e = local_expert(a, a.ids[p]);
         int at = -1;
         if (e >= 0) {
             at = (int)atomicAdd(&w.ends[e], 1ull);
@@ -379,6 +375,14 @@ extern "C" weft_status weft_experts_cuda(const weft_experts_args *a, void *strea
     Experts w = {};
     w.a = *a;
     lay_out(&w);
+    if (stream_fits(a)) {
+        stream_experts(a, w.act, stream);
+        return launched("experts");
+    }
+    if (tiles_fit(a)) {
+        tile_experts(a, stream);
+        return launched("experts");
+    }
     const int64_t pairs = a->tokens * a->top_k, rounds = most(1, div_up(pairs, ROUND_PAIRS));
     launch(sort_pairs, 1, SORT_THREADS, 0, stream, w);
     for (int64_t i = 0; i < rounds; i++) {

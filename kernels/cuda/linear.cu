@@ -56,6 +56,29 @@ static weft_status expanded(const weft_linear_args *a, void *stream, bool *done)
     return WEFT_OK;
 }
 
+/* 16-bit x and float32 w (the gate of a mixture of experts): x made wide in the workspace, as many tokens at a
+ * time as it holds, each a library product. */
+static weft_status widened(const weft_linear_args *a, void *stream, bool *done)
+{
+    *done = false;
+    if (a->cuda == NULL) return WEFT_OK;
+    const size_t row_bytes = (size_t)a->k * sizeof(float), bytes = a->cuda->workspace_bytes;
+    const size_t room = bytes > 2 * blas_bytes ? bytes - blas_bytes : bytes / 2;
+    const int64_t most = (int64_t)(room / row_bytes);
+    for (int64_t t = 0; t < a->tokens && most > 0; t += most) {
+        weft_linear_args part = some_tokens(a, t, least(most, a->tokens - t));
+        widen_tokens(&part, (float *)a->cuda->workspace, stream);
+        part.x = a->cuda->workspace;
+        part.x_dtype = WEFT_F32;
+        part.x_stride = a->k;
+        WEFT_TRY(blas_linear(&part, (room + 255) & ~(size_t)255, stream, done));
+        if (!*done && t == 0) return WEFT_OK;
+        if (!*done) tile_product(&part, stream);
+        *done = true;
+    }
+    return WEFT_OK;
+}
+
 static weft_status check(const weft_linear_args *a)
 {
     const int64_t sizes[] = {a->tokens, a->n, a->k, a->x_stride, a->w_stride, a->y_stride, a->scale_col_phase};
@@ -85,7 +108,9 @@ extern "C" weft_status weft_linear_cuda(const weft_linear_args *a, void *stream)
     const int64_t stream_tokens = fp8 ? (int)FP8_STREAM_TOKENS : (int)SKINNY_TOKENS;
     bool done = false;
     if (a->k > 0 && !(fits && a->tokens <= stream_tokens) && a->tokens > 1) {
-        if (!fp8) WEFT_TRY(blas_linear(a, 0, stream, &done));
+        if (a->x_dtype != WEFT_F32 && a->w_dtype == WEFT_F32) {
+            if (a->tokens > SKINNY_TOKENS) WEFT_TRY(widened(a, stream, &done));
+        } else if (!fp8) WEFT_TRY(blas_linear(a, 0, stream, &done));
         else if (a->tokens > SKINNY_TOKENS) WEFT_TRY(expanded(a, stream, &done));
     }
     if (!done) {

@@ -11,12 +11,19 @@ enum { SKINNY_TOKENS = 8 };
 bool skinny_fits(const weft_linear_args *a);
 void skinny(const weft_linear_args *a, void *stream); /* tokens <= SKINNY_TOKENS */
 
+/* The same through a ring of shared memory (linear_stream.cu), of what skinny_fits allows. */
+bool stream_product_fits(const weft_linear_args *a);
+void stream_product(const weft_linear_args *a, void *stream); /* tokens <= SKINNY_TOKENS */
+
 /* Any dtypes, sizes and alignments. */
 void rows_product(const weft_linear_args *a, void *stream); /* tokens <= SKINNY_TOKENS */
 void tile_product(const weft_linear_args *a, void *stream);
 
 /* Rows [row, row + rows) of fp8 w into `to` (rows, k) of dtype. */
 void expand_rows(const weft_linear_args *a, int64_t row, int64_t rows, void *to, weft_dtype dtype, void *stream);
+
+/* 16-bit x into `to` (tokens, k) float32. */
+void widen_tokens(const weft_linear_args *a, float *to, void *stream);
 
 /* y[t][i] = value + bias (+ y) */
 __device__ __forceinline__ void finish(const weft_linear_args &a, int64_t t, int64_t i, float value)

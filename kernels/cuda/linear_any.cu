@@ -69,9 +69,52 @@ template <class W, int TOKENS> __global__ void rows_packs(const weft_linear_args
     }
 }
 
+/* x 16 bits, w float32 of few rows (the gate of a mixture of experts): one block a row, so that many
+ * multiprocessors have part in it; the row's weights are asked for before the kernel in front has ended. */
+enum { WIDE_THREADS = 128, WIDE_PACKS = 8 /* that a thread keeps */, WIDE_ROWS = 4096 };
+
+template <class X, int TOKENS> __global__ void __launch_bounds__(WIDE_THREADS) row_wide(const weft_linear_args a)
+{
+    typedef Pack<float, 4> F;
+    typedef Pack<X, 4> Q;
+    const int64_t row = blockIdx.x;
+    const F *w = (const F *)((const float *)a.w + row * a.w_stride);
+    const int packs = (int)(a.k / 4);
+    F kept[WIDE_PACKS];
+#pragma unroll
+    for (int i = 0; i < WIDE_PACKS; i++) {
+        const int j = threadIdx.x + WIDE_THREADS * i;
+        if (j < packs) kept[i] = w[j];
+    }
+    dependency_wait();
+    for (int t = 0; t < TOKENS; t++) {
+        if (t >= a.tokens) break;
+        const Q *x = (const Q *)((const X *)a.x + t * a.x_stride);
+        float sum = 0.0f;
+        auto add = [&](const F &weights, int j) {
+            const Q values = x[j];
+#pragma unroll
+            for (int l = 0; l < 4; l++) sum = fmaf(weights.v[l], widen(values.v[l]), sum);
+        };
+#pragma unroll
+        for (int i = 0; i < WIDE_PACKS; i++)
+            if (threadIdx.x + WIDE_THREADS * i < packs) add(kept[i], threadIdx.x + WIDE_THREADS * i);
+        for (int j = threadIdx.x + WIDE_THREADS * WIDE_PACKS; j < packs; j += WIDE_THREADS) add(w[j], j);
+        sum = block_sum(sum);
+        if (threadIdx.x == 0) finish(a, t, row, sum);
+    }
+}
+
 void rows_product(const weft_linear_args *a, void *stream)
 {
     const unsigned blocks = (unsigned)div_up(a->n, ROW_WARPS), threads = 32 * ROW_WARPS;
+    if (a->x_dtype != WEFT_F32 && a->w_dtype == WEFT_F32 && a->n <= WIDE_ROWS && aligned(a->x, 8) && aligned(a->w, 16) &&
+        (a->k | a->w_stride | a->x_stride) % 4 == 0 && a->k < INT32_MAX) {
+        const bool brain = a->x_dtype == WEFT_BF16;
+        if (a->tokens == 1) launch(brain ? row_wide<bf16, 1> : row_wide<__half, 1>, (unsigned)a->n, WIDE_THREADS, 0, stream, *a);
+        else launch(brain ? row_wide<bf16, SKINNY_TOKENS> : row_wide<__half, SKINNY_TOKENS>, (unsigned)a->n, WIDE_THREADS, 0, stream, *a);
+        return;
+    }
     const bool packs = a->x_dtype == WEFT_F32 && a->w_dtype != WEFT_F8E4M3 && aligned(a->x, 16) && aligned(a->w, 16) &&
                        a->x_stride % 4 == 0 && (a->k | a->w_stride) % 8 == 0 && a->k > 0 && a->k < INT32_MAX;
     if (!packs) {
@@ -167,6 +210,20 @@ void expand_rows(const weft_linear_args *a, int64_t row, int64_t rows, void *to,
         using T = decltype(tag);
         launch(expand<T>, (unsigned)rows, 256, 0, stream, *a, row, (T *)to);
     });
+}
+
+/* ---- x made wide ---- */
+
+template <class X> __global__ void widen_x(const weft_linear_args a, float *to)
+{
+    dependency_wait();
+    const int64_t t = blockIdx.x;
+    for (int64_t j = threadIdx.x; j < a.k; j += blockDim.x) to[t * a.k + j] = widen(((const X *)a.x)[t * a.x_stride + j]);
+}
+
+void widen_tokens(const weft_linear_args *a, float *to, void *stream)
+{
+    launch(a->x_dtype == WEFT_BF16 ? widen_x<bf16> : widen_x<__half>, (unsigned)a->tokens, 256, 0, stream, *a, to);
 }
 
 } // namespace weft

@@ -59,6 +59,16 @@ __device__ __forceinline__ void widen_e4m3_pairs(uint32_t four, uint32_t &low, u
     high = *(uint32_t *)&v1;
 }
 
+/* Four e4m3 values as two pairs of halves, exactly (NaN stays NaN). */
+__device__ __forceinline__ void e4m3_to_half(uint32_t four, uint32_t &low, uint32_t &high)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b; }" : "=r"(low), "=r"(high) : "r"(four));
+#else
+    widen_e4m3_pairs(four, low, high, __half());
+#endif
+}
+
 /* 16 bytes that are read once, past the L1, or zeros. Only for what no kernel of the stream writes. */
 __device__ __forceinline__ uint4 stream_in(const void *p, bool in)
 {

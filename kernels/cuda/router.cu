@@ -67,7 +67,7 @@ __device__ static void weigh(const weft_router_args &a, float *weights)
     for (int i = 0; i < k; i++) weights[i] /= sum;
 }
 
-/* One block a token. Each round finds the first behind the one chosen last, so nothing is marked. */
+/* Any number of experts: one block a token. Each round finds the first behind the one chosen last, so nothing is marked. */
 __global__ void __launch_bounds__(ROUTER_THREADS) route(const weft_router_args a)
 {
     dependency_wait();
@@ -97,6 +97,94 @@ __global__ void __launch_bounds__(ROUTER_THREADS) route(const weft_router_args a
         }
     }
     if (threadIdx.x == 0) weigh(a, a.weights + t * a.top_k);
+}
+
+/* ---- up to 1024 experts: one warp a token, its scores in registers ---- */
+
+enum { WARP_TOKENS = 4, WARP_CHOICES = 32 };
+
+/* Unsigned integers in the order of floats, none of them 0; NaN counts as the lowest. */
+__device__ __forceinline__ unsigned ordered(float x)
+{
+    const unsigned bits = __float_as_uint(isnan(x) ? minus_inf() : x + 0.0f); /* no negative zero */
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ unsigned warp_most(unsigned x)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(~0u, x);
+#else
+    for (int d = 16; d > 0; d /= 2) x = max(x, __shfl_xor_sync(~0u, x, d));
+    return x;
+#endif
+}
+
+template <int N> __global__ void __launch_bounds__(WARP_TOKENS * 32) route_warps(const weft_router_args a)
+{
+    dependency_wait();
+    const int64_t t = (int64_t)blockIdx.x * WARP_TOKENS + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, n = (int)a.experts, top = (int)a.top_k;
+    if (t >= a.tokens) return;
+    const float *logits = a.logits + t * a.logits_stride;
+    float score[N], largest = minus_inf(), sum = 0.0f;
+    unsigned key[N]; /* 0: nobody, or taken */
+#pragma unroll
+    for (int i = 0; i < N; i++) score[i] = lane + 32 * i < n ? logits[lane + 32 * i] : minus_inf();
+    if (a.scoring == WEFT_ROUTER_SOFTMAX) {
+#pragma unroll
+        for (int i = 0; i < N; i++) largest = fmaxf(largest, score[i]);
+        for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
+#pragma unroll
+        for (int i = 0; i < N; i++) sum += lane + 32 * i < n ? expf(score[i] - largest) : 0.0f;
+        sum = warp_sum(sum);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int e = lane + 32 * i;
+        float s = score[i];
+        if (a.scoring == WEFT_ROUTER_SOFTMAX) s = expf(s - largest) / sum;
+        else if (a.scoring == WEFT_ROUTER_SIGMOID) s = 1.0f / (1.0f + expf(-s));
+        score[i] = isfinite(s) ? s : 0.0f;
+        key[i] = e < n ? ordered(a.bias != nullptr ? score[i] + a.bias[e] : score[i]) : 0;
+    }
+    float weight = 0.0f; /* of this lane's choice */
+    int chosen = 0;
+    for (int k = 0; k < top; k++) {
+        unsigned best = 0;
+        int id = INT_MAX;
+        float own = 0.0f;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (key[i] > best) best = key[i], id = lane + 32 * i, own = score[i];
+        const unsigned most = warp_most(best);
+        const int first = (int)~warp_most(best == most ? ~(unsigned)id : 0);
+        const float value = __shfl_sync(~0u, own, first % 32);
+        if (lane == k) chosen = first, weight = value;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (lane + 32 * i == first) key[i] = 0;
+    }
+    if (a.scoring == WEFT_ROUTER_SOFTMAX_TOPK) {
+        float most = lane < top ? weight : minus_inf();
+        for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
+        weight = expf(weight - most);
+    }
+    if (a.scoring == WEFT_ROUTER_SOFTMAX_TOPK || a.renormalize) {
+        float all = 0.0f;
+        for (int i = 0; i < top; i++) all += __shfl_sync(~0u, weight, i);
+        if (all > 0.0f) weight /= all;
+    }
+    if (lane >= top) return;
+    a.ids[t * top + lane] = chosen;
+    a.weights[t * top + lane] = weight;
+}
+
+static void launch_route(const weft_router_args *a, void *stream)
+{
+    const unsigned blocks = (unsigned)div_up(a->tokens, WARP_TOKENS);
+    if (a->experts > 1024 || a->top_k > WARP_CHOICES) launch(route, (unsigned)a->tokens, ROUTER_THREADS, 0, stream, *a);
+    else launch(a->experts <= 128 ? route_warps<4> : a->experts <= 256 ? route_warps<8> : route_warps<32>, blocks, WARP_TOKENS * 32, 0, stream, *a);
 }
 
 /* One warp a group of a row. */
@@ -135,7 +223,7 @@ extern "C" weft_status weft_router_cuda(const weft_router_args *a, void *stream)
         return weft_fail(WEFT_INVALID, "router: cannot choose %" PRId64 " of %" PRId64 " experts", a->top_k, a->experts);
     if ((unsigned)a->scoring >= WEFT_ROUTER_SCORING_COUNT) return weft_fail(WEFT_INVALID, "router: unknown scoring %d", (int)a->scoring);
     if (a->tokens == 0) return WEFT_OK;
-    launch(route, (unsigned)a->tokens, ROUTER_THREADS, 0, stream, *a);
+    launch_route(a, stream);
     return launched("router");
 }
 

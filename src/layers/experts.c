@@ -118,6 +118,7 @@ static weft_status run(const weft_experts *l, const weft_tensor *x, const weft_t
         .w_dtype = l->up.w->dtype,
         .y_dtype = y->dtype,
         .quantize = l->quantize && l->up.w->dtype == WEFT_F8E4M3,
+        .cuda = weft_run_context(l->rank),
     };
     size_t bytes = 0;
     WEFT_TRY(weft_experts_workspace(&args, &bytes));

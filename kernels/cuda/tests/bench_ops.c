@@ -132,31 +132,70 @@ static weft_status call_add(void *a, int i, void *stream) { return weft_add_cuda
 static weft_status call_rope(void *a, int i, void *stream) { return weft_rope_cuda(a, stream); }
 static weft_status call_sample(void *a, int i, void *stream) { return weft_sample_cuda(a, stream); }
 
-/* MiniMax-M2's experts on one of two ranks: 256 of them, 8 a token, half of each one's width. */
-static weft_status call_experts(void *a, int i, void *stream) { return weft_experts_cuda(a, stream); }
+/* MiniMax-M2's experts on one of two ranks: 256 of them, 8 a token, half of each one's width; another
+ * choice in each call. */
+enum { CHOICES = 8, COUNT = 256, HIDDEN = 3072, WIDTH = 768, TOP = 8 };
+struct expert_calls {
+    weft_experts_args args;
+    int64_t ids;
+};
 
-static void experts(int64_t tokens)
+static weft_status call_experts(void *context, int i, void *stream)
 {
-    enum { COUNT = 256, HIDDEN = 3072, WIDTH = 768, TOP = 8 };
-    weft_experts_args a = {.tokens = tokens, .top_k = TOP, .count = COUNT, .hidden = HIDDEN, .intermediate = WIDTH, .x_stride = HIDDEN,
-                           .y_stride = HIDDEN, .x_dtype = WEFT_BF16, .w_dtype = WEFT_F8E4M3, .y_dtype = WEFT_BF16};
-    int32_t ids[32 * TOP], rows[HIDDEN], used = 0;
-    unsigned char seen[COUNT] = {0};
-    for (int i = 0; i < tokens * TOP; i++) ids[i] = (i * 37 + i / TOP * 11) % COUNT, used += !seen[ids[i]], seen[ids[i]] = 1;
+    struct expert_calls *c = context;
+    weft_experts_args a = c->args;
+    a.ids += i % CHOICES * c->ids;
+    return weft_experts_cuda(&a, stream);
+}
+
+/* Eight different experts for each token. The experts used, over all choices. */
+static int64_t choose(int32_t *ids, int64_t tokens)
+{
+    int64_t used = 0;
+    uint32_t state = 12345;
+    for (int choice = 0; choice < CHOICES; choice++) {
+        unsigned char seen[COUNT] = {0};
+        for (int64_t t = 0; t < tokens; t++)
+            for (int k = 0; k < TOP; k++) {
+                int32_t *own = ids + (choice * tokens + t) * TOP, id = 0;
+                for (int again = 1; again;) {
+                    state = state * 1664525 + 1013904223;
+                    id = (int32_t)(state >> 24);
+                    again = 0;
+                    for (int j = 0; j < k; j++) again |= own[j] == id;
+                }
+                own[k] = id;
+                used += !seen[id];
+                seen[id] = 1;
+            }
+    }
+    return used;
+}
+
+static void experts(int64_t tokens, weft_dtype w)
+{
+    struct expert_calls c = {.args = {.tokens = tokens, .top_k = TOP, .count = COUNT, .hidden = HIDDEN, .intermediate = WIDTH, .x_stride = HIDDEN,
+                                      .y_stride = HIDDEN, .x_dtype = WEFT_BF16, .w_dtype = w, .y_dtype = WEFT_BF16, .cuda = bench_context()},
+                             .ids = tokens * TOP};
+    weft_experts_args *a = &c.args;
+    int32_t rows[HIDDEN], *ids = malloc((size_t)(CHOICES * tokens * TOP) * 4);
+    const double used = (double)choose(ids, tokens) / CHOICES, size = (double)weft_dtype_size(w);
     for (int i = 0; i < HIDDEN; i++) rows[i] = i / 128;
-    a.x = bench_random(tokens * HIDDEN, WEFT_BF16, 1), a.y = bench_random(tokens * HIDDEN, WEFT_BF16, 1);
-    a.ids = bench_upload(ids, (size_t)(tokens * TOP) * 4), a.weights = bench_random(tokens * TOP, WEFT_F32, 0.3f);
+    a->x = bench_random(tokens * HIDDEN, WEFT_BF16, 1), a->y = bench_random(tokens * HIDDEN, WEFT_BF16, 1);
+    a->ids = bench_upload(ids, (size_t)(CHOICES * tokens * TOP) * 4), a->weights = bench_random(tokens * TOP, WEFT_F32, 0.3f);
+    free(ids);
     const int32_t *scale_row = bench_upload(rows, sizeof rows);
-    a.up = (weft_expert_matrix){bench_random((int64_t)COUNT * 2 * WIDTH * HIDDEN, WEFT_F8E4M3, 1),
-                                bench_random(COUNT * 12 * 24, WEFT_F32, 0.04f), scale_row, 12, 24, 0};
-    a.down = (weft_expert_matrix){bench_random((int64_t)COUNT * HIDDEN * WIDTH, WEFT_F8E4M3, 1),
-                                  bench_random(COUNT * 24 * 6, WEFT_F32, 0.04f), scale_row, 24, 6, 0};
+    a->up = (weft_expert_matrix){bench_random((int64_t)COUNT * 2 * WIDTH * HIDDEN, w, 0.02f),
+                                 bench_random(COUNT * 12 * 24, WEFT_F32, 0.04f), scale_row, 12, 24, 0};
+    a->down = (weft_expert_matrix){bench_random((int64_t)COUNT * HIDDEN * WIDTH, w, 0.02f),
+                                   bench_random(COUNT * 24 * 6, WEFT_F32, 0.04f), scale_row, 24, 6, 0};
     size_t bytes = 0;
-    if (weft_experts_workspace(&a, &bytes) != WEFT_OK) return;
-    a.workspace = bench_random((int64_t)bytes / 4 + 1, WEFT_F32, 1);
+    if (weft_experts_workspace(a, &bytes) != WEFT_OK) return;
+    a->workspace = bench_random((int64_t)bytes / 4 + 1, WEFT_F32, 1);
     char name[96];
-    snprintf(name, sizeof name, "experts fp8, %lld tokens, 8 of 256, 3072 x 768 (one buffer)", (long long)tokens);
-    bench_line(name, bench_us(call_experts, &a, 10), (double)used * 3 * HIDDEN * WIDTH, 0);
+    snprintf(name, sizeof name, "experts %s, %lld tokens, 8 of 256, 3072 x 768", weft_dtype_name(w), (long long)tokens);
+    bench_line(name, bench_us(call_experts, &c, tokens > 64 ? 2 : CHOICES), tokens > 1024 ? 0 : used * 3 * HIDDEN * WIDTH * size,
+               tokens > 64 ? 6.0 * (double)(tokens * TOP) * HIDDEN * WIDTH : 0);
     bench_free_all();
 }
 
@@ -205,7 +244,7 @@ void bench_small(void)
 
 void bench_experts(void)
 {
-    experts(1);
-    experts(8);
-    experts(32);
+    static const int64_t tokens[] = {1, 2, 4, 8, 32, 512, 4096};
+    for (int i = 0; i < 7; i++) experts(tokens[i], WEFT_F8E4M3);
+    for (int i = 0; i < 7; i += 3) experts(tokens[i], WEFT_BF16);
 }

@@ -50,11 +50,11 @@ static void experts(int64_t tokens, int64_t top_k, int64_t all, int64_t first, i
                     weft_dtype w, int quantize, int64_t phase)
 {
     weft_experts_args a = {.tokens = tokens, .top_k = top_k, .first = first, .count = count, .hidden = hidden, .intermediate = width,
-                           .x_stride = hidden + 8, .y_stride = hidden, .x_dtype = x, .w_dtype = w, .y_dtype = x, .quantize = quantize}, d;
+                           .x_stride = hidden + 8, .y_stride = hidden, .x_dtype = x, .w_dtype = w, .y_dtype = x, .quantize = quantize, .cuda = twin_context()}, d;
     a.x = twin_random(tokens * a.x_stride, x, 0, 1);
     int32_t *ids = twin_integers(tokens * top_k, 0, 1);
     for (int64_t t = 0; t < tokens; t++) /* distinct in a token; some are nobody */
-        for (int64_t k = 0, start = twin_below((int)all); k < top_k; k++) ids[t * top_k + k] = twin_below(9) ? (int32_t)((start + k * 3) % all) : -1;
+        for (int64_t k = 0, start = t < 3 && tokens < 9 ? 1 : twin_below((int)all); k < top_k; k++) ids[t * top_k + k] = twin_below(9) ? (int32_t)((start + k * 3) % all) : -1;
     a.ids = ids;
     a.weights = twin_random(tokens * top_k, WEFT_F32, 0, 1);
     a.up = matrix(count, 2 * width, hidden, w, 0);
@@ -92,6 +92,13 @@ void check_experts(void)
         twin_reset(seed++), experts(3, 4, 16, 0, 0, 64, 16, x, w, 0, 0);
         twin_reset(seed++), experts(32, 8, 256, 0, 256, 128, 48, x, w, 0, 0);
         twin_reset(seed++), experts(150, 8, 256, 100, 130, 48, 32, x, w, 0, 0);
+        if (x != WEFT_F32) { /* few tokens, many columns */
+            twin_reset(seed++), experts(1, 8, 16, 0, 16, 3072, 768, x, w, 0, 0);
+            twin_reset(seed++), experts(8, 8, 16, 0, 16, 3072, 768, x, w, 0, 0);
+            twin_reset(seed++), experts(7, 4, 20, 5, 9, 1040, 336, x, w, 0, w == WEFT_F8E4M3 ? 80 : 0);
+            twin_reset(seed++), experts(2, 6, 6, 1, 4, 400, 144, x, w, w == WEFT_F8E4M3, w == WEFT_F8E4M3 ? 64 : 0);
+            twin_reset(seed++), experts(8, 32, 64, 0, 64, 128, 80, x, w, 0, 0);
+        }
         if (w == WEFT_F8E4M3) {
             twin_reset(seed++), experts(5, 4, 16, 0, 16, 256, 192, x, w, 1, 64);
             twin_reset(seed++), experts(300, 4, 16, 0, 16, 256, 128, x, w, 1, 0);

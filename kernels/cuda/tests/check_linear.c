@@ -41,11 +41,12 @@ void check_linear(void)
 {
     static const int64_t sizes[][2] = {{96, 64}, {333, 517}, {40, 4096}, {513, 1040}, {16, 128}, {200, 3088}, {7, 0}};
     static const int64_t tokens[] = {1, 3, 8, 9, 17, 33, 70};
-    static const weft_dtype types[][3] = {{WEFT_F32, WEFT_F32, WEFT_F32},   {WEFT_BF16, WEFT_BF16, WEFT_BF16}, {WEFT_F16, WEFT_F16, WEFT_F16},
+    static const weft_dtype types[][3] = {{WEFT_BF16, WEFT_F32, WEFT_F32},
+                                          {WEFT_F32, WEFT_F32, WEFT_F32},   {WEFT_BF16, WEFT_BF16, WEFT_BF16}, {WEFT_F16, WEFT_F16, WEFT_F16},
                                           {WEFT_BF16, WEFT_BF16, WEFT_F32}, {WEFT_F32, WEFT_BF16, WEFT_F32},   {WEFT_BF16, WEFT_F32, WEFT_F16},
                                           {WEFT_BF16, WEFT_F8E4M3, WEFT_BF16}, {WEFT_F16, WEFT_F8E4M3, WEFT_F16}, {WEFT_F32, WEFT_F8E4M3, WEFT_F32}};
     uint64_t seed = 2000;
-    for (int t = 0; t < 9; t++)
+    for (int t = 0; t < 10; t++)
         for (int i = 0; i < 7; i++)
             for (int j = 0; j < 7; j++) {
                 shape s = {tokens[j], sizes[i][0], sizes[i][1], types[t][0], types[t][1], types[t][2], 0, 0, 0, 0, 0, 0};

@@ -1,0 +1,145 @@
+/* kernels/cuda/hopper.cuh - instructions of compute capability 9.0 (sm_90a): barriers in shared memory,
+ * the tensor copy engine, products of a warpgroup.
+ *
+ * A tile in shared memory has rows of 128 bytes (64 elements of 16 bits) and begins at a multiple of
+ * 1024; the copy engine stores its 16-byte pieces permuted (piece ^ row % 8), which the products'
+ * descriptors undo. Rows wider than 64 elements are several such tiles, one behind the other.
+ * Products are asynchronous: registers given to one belong to it until products_wait() has passed and
+ * hold() has named them. */
+#pragma once
+
+#include "kernels/cuda/cuda.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define WEFT_HOPPER 1
+#endif
+
+namespace weft {
+
+#ifdef WEFT_HOPPER
+
+__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* ---- barriers: 8 bytes of shared memory each, given as its address ---- */
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+/* After the barriers' initialisation, by the thread that did it. */
+__device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/* Arrives, and tells how many bytes the copy engine will bring. */
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/* Until the phase of this parity is over. */
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    uint32_t over;
+#ifdef WEFT_TRAP_SPINS
+    int spins = 0;
+#endif
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(over)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+#ifdef WEFT_TRAP_SPINS
+        if (++spins > 1000000) __trap();
+#endif
+    } while (!over);
+}
+
+/* Ordinary writes to shared memory are seen by the copy engine and the products that follow. */
+__device__ __forceinline__ void writes_visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* A barrier of named warps: id 1 to 15. */
+__device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+/* ---- the copy engine; map: a CUtensorMap of three dimensions in parameter space ---- */
+
+__device__ __forceinline__ void copy_box(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+__device__ __forceinline__ void map_prefetch(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
+/* ---- products of a warpgroup ---- */
+
+/* The second operand, or the first from shared memory. group: bytes between tiles of 64 elements where the
+ * inner (summed) index runs over rows, ignored elsewhere. */
+__device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t group)
+{
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(group >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int OPEN> __device__ __forceinline__ void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(OPEN) : "memory"); }
+/* Orders the compiler's use of registers against products. */
+template <int N> __device__ __forceinline__ void hold(float (&r)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
+}
+
+/* Operand lists of N / 2 accumulators: their names in the text, and the registers. */
+#define WEFT_NAMES_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define WEFT_NAMES_64                                                                                                                       \
+    WEFT_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61," \
+                  "%62,%63"
+#define WEFT_FOUR(r, i) "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3])
+#define WEFT_16(r, i) WEFT_FOUR(r, i), WEFT_FOUR(r, i + 4), WEFT_FOUR(r, i + 8), WEFT_FOUR(r, i + 12)
+#define WEFT_32(r) WEFT_16(r, 0), WEFT_16(r, 16)
+#define WEFT_64(r) WEFT_32(r), WEFT_16(r, 32), WEFT_16(r, 48)
+
+/* d (+)= a b^T with 64 rows, N columns and 16 inner elements, which lie along the rows of both tiles. */
+template <class T, int N> __device__ __forceinline__ void product_shared(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
+{
+    static_assert(N == 64 || N == 128, "columns of a product");
+#define WEFT_PRODUCT(COLUMNS, TYPE, NAMES, A, B, ADD, REGISTERS)                                                                          \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADD ", 0;\n"                                                                           \
+                 "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES "}, " A ", " B ", p, 1, 1, 0, 0; }"       \
+                 : REGISTERS(d)                                                                                                           \
+                 : "l"(a), "l"(b), "r"(add)                                                                                               \
+                 : "memory")
+    constexpr bool brain = __is_same(T, bf16);
+    if constexpr (N == 64 && brain) WEFT_PRODUCT("64", "bf16", WEFT_NAMES_32, "%32", "%33", "%34", WEFT_32);
+    else if constexpr (N == 64) WEFT_PRODUCT("64", "f16", WEFT_NAMES_32, "%32", "%33", "%34", WEFT_32);
+    else if constexpr (brain) WEFT_PRODUCT("128", "bf16", WEFT_NAMES_64, "%64", "%65", "%66", WEFT_64);
+    else WEFT_PRODUCT("128", "f16", WEFT_NAMES_64, "%64", "%65", "%66", WEFT_64);
+#undef WEFT_PRODUCT
+}
+
+/* d += a b with a in registers and b's 16 inner elements down the rows of its tile. */
+template <class T, int N> __device__ __forceinline__ void product_registers(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b)
+{
+    static_assert(N == 64 || N == 128, "columns of a product");
+#define WEFT_PRODUCT(COLUMNS, TYPE, NAMES, A, B, REGISTERS)                                                                               \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES "}, {" A "}, " B ", 1, 1, 1, 1;"          \
+                 : REGISTERS(d)                                                                                                           \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                                                      \
+                 : "memory")
+    constexpr bool brain = __is_same(T, bf16);
+    if constexpr (N == 64 && brain) WEFT_PRODUCT("64", "bf16", WEFT_NAMES_32, "%32,%33,%34,%35", "%36", WEFT_32);
+    else if constexpr (N == 64) WEFT_PRODUCT("64", "f16", WEFT_NAMES_32, "%32,%33,%34,%35", "%36", WEFT_32);
+    else if constexpr (brain) WEFT_PRODUCT("128", "bf16", WEFT_NAMES_64, "%64,%65,%66,%67", "%68", WEFT_64);
+    else WEFT_PRODUCT("128", "f16", WEFT_NAMES_64, "%64,%65,%66,%67", "%68", WEFT_64);
+#undef WEFT_PRODUCT
+}
+
+/* A warpgroup takes or gives registers; every warp of it must come here. */
+template <int REGISTERS> __device__ __forceinline__ void registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+template <int REGISTERS> __device__ __forceinline__ void registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+
+#endif /* WEFT_HOPPER */
+
+} // namespace weft
