@@ -1,5 +1,4 @@
 -- spec/plan/plan_search_spec.lua - the list of plans behind `weft verify --plans all`.
-local core = require "weft.core"
 local config = require "weft.config"
 local policies = require "weft.policy"
 local plan_search = require "weft.plan_search"

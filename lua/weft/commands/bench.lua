@@ -103,6 +103,7 @@ end
 -- Writes the decode time down for `weft plan`; a file that cannot be written is no failure.
 local function remember(engine, options, decode)
   local measured, session = require "weft.plan.measured", engine.session
+  if session.device == "cuda" and not session.graphs then return end -- launch by launch, or sharing a GPU: not what a plan costs
   local ok, why = measured.append {
     model = measured.model_key(session.cfg, session.name, session.dequantizes), policy = measured.policy_key(session.policy, session.cfg),
     machine = options.machine or measured.machine(session.device), batch = decode.batch, context = decode.context,
