@@ -7,7 +7,7 @@
 -- details: context, batch, name (of the model, whose script says what its layers are); ranks: only the rows of
 -- this many ranks (rank 0 holds the most).
 -- A row tells what a rank holds of ONE layer of the part; a move what each rank sends in ONE layer
--- for each token, counted as collectives count it (all_reduce of S bytes: 2 S (n-1)/n). Predictions
+-- for each token, to the others of its row of move.ranks = { { rank, ... }, ... }, counted as collectives count it (all_reduce of S bytes: 2 S (n-1)/n). Predictions
 -- by formula, not measurements. Heads, rows and columns are { first, count }, from 0.
 local core = require "weft.core"
 local layers = require "weft.plan.layers"
@@ -188,6 +188,15 @@ local function totals(parts, num_ranks)
   return ranks
 end
 
+-- Which ranks each move is among: the rows of its group.
+local function add_rows(parts, policy)
+  local rows = {}
+  for _, group in ipairs(policy:groups()) do rows[group.type .. group.world_size] = group.rows end
+  for _, part in ipairs(parts) do
+    for _, move in ipairs(part.moves) do move.ranks = rows[move.group .. move.world_size] end
+  end
+end
+
 --- See the top. details: context (tokens of each request), batch (requests), name (the model's).
 function numbers.of(policy, cfg, details)
   local sizes = Sizes.of(cfg)
@@ -203,6 +212,7 @@ function numbers.of(policy, cfg, details)
     end
   end
   parts[#parts + 1] = vocab_part(policy, cfg, sizes, "lm_head")
+  add_rows(parts, policy)
   return {
     model = name, num_ranks = policy.num_ranks, policy = tostring(policy),
     block_size = policy.block_size, virtual_block = policy.block_size * policy.context_lcm,

@@ -98,6 +98,21 @@ local function table_lines(kind, rows, lines)
   end
 end
 
+-- "0-7", "0 2 4 6" or "0 8 .. 56" of ranks in equal steps.
+local function row_text(row)
+  local first, step, last = row[1], #row > 1 and row[2] - row[1] or 1, row[#row]
+  if step == 1 then return first == last and tostring(first) or ("%d-%d"):format(first, last) end
+  return #row <= 4 and table.concat(row, " ") or ("%d %d .. %d"):format(first, first + step, last)
+end
+
+--- The rows of a move as text: all of them when they are few.
+function plan_text.rows(ranks)
+  local texts = {}
+  for i = 1, math.min(#ranks, #ranks > 4 and 2 or 4) do texts[i] = row_text(ranks[i]) end
+  if #ranks > 4 then texts[#texts + 1] = ".. " .. row_text(ranks[#ranks]) end
+  return "ranks " .. table.concat(texts, ", "):gsub(", %.%.", " ..")
+end
+
 local function heading(part)
   local axes = part.axes
   local text = ("%s in %d -> %s out %d"):format(axes.input.group, axes.input.world_size, axes.output.group, axes.output.world_size)
@@ -119,7 +134,8 @@ local function part_lines(part, lines)
     return
   end
   for _, move in ipairs(part.moves) do
-    lines[#lines + 1] = ("  each rank sends %s a token: %s over %s %d"):format(bytes(move.bytes), move.what, move.group, move.world_size)
+    terminal.wrap(("  each rank sends %s a token: %s over %s %d (%s)"):format(bytes(move.bytes), move.what, move.group, move.world_size,
+      plan_text.rows(move.ranks)), terminal.width(), lines, "    ")
   end
 end
 
