@@ -2,7 +2,9 @@
  *
  *     rank=2,step=5,at=exchange,kind=raise|stall|exit
  *
- * step and at may be left out: any. */
+ * step and at may be left out: any. WEFT_FAULT_MARK=FILE: the file is made as it strikes, for those who
+ * take the time from there. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,6 +76,13 @@ static weft_status stall(weft_world *world)
     return weft_world_check(world);
 }
 
+static void mark(void)
+{
+    const char *path = getenv("WEFT_FAULT_MARK");
+    int file = path != NULL ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
+    if (file >= 0) close(file);
+}
+
 weft_status weft_rank_fault(weft_rank *rank, const char *at)
 {
     const weft__fault *fault = &rank->world->fault;
@@ -81,6 +90,7 @@ weft_status weft_rank_fault(weft_rank *rank, const char *at)
     if (fault->rank != rank->rank) return WEFT_OK;
     if (fault->step >= 0 && (uint64_t)fault->step != rank->step) return WEFT_OK;
     if (fault->at[0] != 0 && strcmp(fault->at, at) != 0) return WEFT_OK;
+    mark();
     if (fault->kind == WEFT__FAULT_STALL) return stall(rank->world);
     if (fault->kind == WEFT__FAULT_EXIT) {
         fprintf(stderr, "weft: rank %d: WEFT_FAULT exit at %s of step %llu\n", rank->rank, at, (unsigned long long)rank->step);

@@ -259,13 +259,15 @@ static weft_status reserve_pinned(weft_cuda *cuda, weft__pinned *pinned, size_t 
     return WEFT_OK;
 }
 
-/* The next of two buffers, once what it held is copied. */
+/* The next of two buffers, once what it held is copied. Sizes double: page-locking takes long. */
 static weft_status next_pinned(weft_cuda *cuda, weft__pinned *pair, int *turn, size_t bytes, weft__pinned **out)
 {
+    size_t rounded = (size_t)64 << 10;
+    while (rounded < bytes) rounded *= 2;
     weft__pinned *pinned = &pair[*turn ^= 1];
     if (pinned->busy) WEFT_TRY(wait_event(cuda, pinned->copied, "copying to the GPU"));
     pinned->busy = 0;
-    WEFT_TRY(reserve_pinned(cuda, pinned, bytes));
+    WEFT_TRY(reserve_pinned(cuda, pinned, rounded));
     *out = pinned;
     return WEFT_OK;
 }
@@ -286,7 +288,7 @@ weft_status weft_cuda_to_device(weft_cuda *cuda, void *dst, const void *src, siz
     for (size_t done = 0, n; done < bytes; done += n) {
         n = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
         weft__pinned *pinned;
-        WEFT_TRY(next_pinned(cuda, cuda->staging, &cuda->staging_turn, STAGING_BYTES, &pinned));
+        WEFT_TRY(next_pinned(cuda, cuda->staging, &cuda->staging_turn, n, &pinned));
         memcpy(pinned->data, (const char *)src + done, n);
         WEFT_TRY(send(cuda, pinned, (char *)dst + done, n));
     }
@@ -299,7 +301,7 @@ weft_status weft_cuda_to_host(weft_cuda *cuda, void *dst, const void *src, size_
     for (size_t done = 0, n; done < bytes; done += n) {
         n = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
         weft__pinned *pinned;
-        WEFT_TRY(next_pinned(cuda, cuda->staging, &cuda->staging_turn, STAGING_BYTES, &pinned));
+        WEFT_TRY(next_pinned(cuda, cuda->staging, &cuda->staging_turn, n, &pinned));
         cudaError_t error = cudaMemcpyAsync(pinned->data, (const char *)src + done, n, cudaMemcpyDeviceToHost, cuda->stream);
         if (error == cudaSuccess) error = cudaEventRecord(cuda->waited, cuda->stream);
         if (error != cudaSuccess) return weft__cuda_fail(cuda, "a copy from the GPU", error);
@@ -333,10 +335,8 @@ weft_status weft_cuda_clear(weft_cuda *cuda, void *data, size_t bytes)
 
 weft_status weft_cuda_outgoing(weft_cuda *cuda, size_t bytes, void **out)
 {
-    size_t rounded = (size_t)64 << 10;
-    while (rounded < bytes) rounded *= 2;
     weft__pinned *pinned;
-    WEFT_TRY(next_pinned(cuda, cuda->outgoing, &cuda->outgoing_turn, rounded, &pinned));
+    WEFT_TRY(next_pinned(cuda, cuda->outgoing, &cuda->outgoing_turn, bytes, &pinned));
     *out = pinned->data;
     return WEFT_OK;
 }

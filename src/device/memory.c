@@ -46,11 +46,13 @@ weft_status weft_memory_create_cuda(weft_memory **out, weft_cuda *cuda, long lon
 /* Why a block of the account's own device was not given. */
 static weft_status refuse(const weft_memory *memory, size_t bytes, long long used)
 {
-    const char *where = memory->cuda != NULL ? " on the GPU" : "";
     weft_status code = memory->cuda != NULL ? WEFT_DEVICE_MEMORY : WEFT_MEMORY;
+    if (memory->limit_bytes != 0 && memory->cuda != NULL)
+        return weft_fail(code, "GPU %d: %.1f MB wanted, %.1f of the %.1f MB that --gpu-memory-utilization allows this rank are in use",
+                         weft_cuda_index(memory->cuda), (double)bytes / 1e6, (double)used / 1e6, (double)memory->limit_bytes / 1e6);
     if (memory->limit_bytes != 0)
-        return weft_fail(code, "%zu bytes wanted%s, %lld of %lld in use", bytes, where, used, memory->limit_bytes);
-    return weft_fail(code, "%zu bytes wanted%s, %lld in use, and the system has no more", bytes, where, used);
+        return weft_fail(code, "%zu bytes wanted, %lld of %lld in use", bytes, used, memory->limit_bytes);
+    return weft_fail(code, "%zu bytes wanted%s, %lld in use, and the system has no more", bytes, memory->cuda != NULL ? " on the GPU" : "", used);
 }
 
 weft_status weft_memory_alloc(weft_memory *memory, size_t bytes, void **out)

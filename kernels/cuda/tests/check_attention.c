@@ -16,6 +16,7 @@ typedef struct {
 
 static void attention(const char *name, const shape *s)
 {
+    if (check_passes_over()) return;
     int requests = 0, tokens = 0, longest = 0, longest_query = 0;
     for (; s->queries[requests] >= 0; requests++) {
         tokens += s->queries[requests];
