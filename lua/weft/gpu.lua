@@ -85,7 +85,10 @@ function gpu.execute(session, step)
   if step.num_logits == 0 then return nil end
   local full
   if step.gather_logits then full = core.to_host(session.model.lm_head:gather(logits)) end
-  return session.sampler:take(step), full
+  local began = core.now()
+  local ids = session.sampler:take(step)
+  session.waited = session.waited + core.now() - began
+  return ids, full
 end
 
 --- In place: a session that is being rebuilt shares the table with the one it replaces.

@@ -211,6 +211,7 @@ function Session.open(options)
   local session = setmetatable({
     cfg = cfg, name = name, policy = policy, rank = rank, model_dir = options.model,
     device = device, dequantizes = options.quantization == "none", everyone = core.groups.everyone(), log = logger(options, rank),
+    waited = 0, -- seconds that this rank waited for its GPU at the ends of steps
   }, Session)
   compare_scripts(session.everyone, rank, name .. "\0" .. text)
   core.fault "load"

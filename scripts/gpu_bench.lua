@@ -1,0 +1,202 @@
+--- The targets of weft on H200 and what this machine reaches (scripts/gpu-bench): runs `weft bench`, the kernels' own bench
+-- and PyTorch, one after the other, and puts their figures into one table. Every time is a median of at least five.
+local core = require "weft.core"
+
+local build, logs = arg[1], arg[2]
+local only = {}
+for i = 3, #arg do only[arg[i]] = true end
+local function wanted(...)
+  if not next(only) then return true end
+  for _, name in ipairs { ... } do if only[name] then return true end end
+  return false
+end
+
+local gpus = core.gpu.count()
+if gpus == 0 then
+  io.stderr:write "gpu-bench: this process sees no GPU\n"
+  return 1
+end
+local configs = "spec/fixtures/configs/"
+local llama, minimax = configs .. "meta-llama--Meta-Llama-3.1-8B_config.json", configs .. "MiniMaxAI--MiniMax-M2.5_config.json"
+
+-- ---- running things ----
+
+local number = 0
+
+--- The output of a command, also written to LOGS; nil and a reason when it fails.
+local function run(what, seconds, command)
+  number = number + 1
+  local path = ("%s/%02d.log"):format(logs, number)
+  local began = core.now()
+  io.stderr:write(("gpu-bench: %s\n"):format(what))
+  local code = os.execute(("timeout %d %s >'%s' 2>'%s.err'"):format(seconds, command, path, path))
+  local file = assert(io.open(path, "rb"))
+  local text = file:read "*a"
+  file:close()
+  local head = assert(io.open(path .. ".command", "wb"))
+  head:write(command, ("\n%.1f s, exit %s\n"):format(core.now() - began, tostring(code)))
+  head:close()
+  if code ~= 0 then
+    local err = io.open(path .. ".err", "rb")
+    local line = err:read "*l" or "it did not end in time"
+    err:close()
+    return nil, line
+  end
+  return text
+end
+
+local function bench(what, seconds, flags)
+  local text, why = run(what, seconds, ("%s/weft bench --load-format dummy --dtype bfloat16 --steps 64 --json %s"):format(build, flags))
+  if not text then return nil, why end
+  return core.json.decode(text:match "([^\n]+)\n*$")
+end
+
+--- A config.json with some fields of its own, in LOGS.
+local function derived(path, name, fields)
+  local file = assert(io.open(path, "rb"))
+  local config = core.json.decode(file:read "*a")
+  file:close()
+  for key, value in pairs(fields) do config[key] = value end
+  local target = ("%s/%s.json"):format(logs, name)
+  file = assert(io.open(target, "wb"))
+  file:write(core.json.encode(config), "\n")
+  file:close()
+  return target
+end
+
+-- ---- the table ----
+
+local rows = {}
+
+local function row(name, what, target, measured, peer)
+  rows[#rows + 1] = { name, what, target, measured, peer or "-" }
+end
+
+local function missing(name, what, target, why) row(name, what, target, "not measured: " .. why:gsub("^weft: ", ""):sub(1, 60)) end
+
+--- "line's time" of the kernels' table: us, percent of copy, TFLOP/s.
+local function line(text, name)
+  for l in text:gmatch "[^\n]+" do
+    if l:sub(1, #name) == name then
+      local us = tonumber(l:match "([%d.]+) us")
+      return us and { us = us, percent = tonumber(l:match "([%d.]+)%% of copy"), tflops = tonumber(l:match "([%d.]+) TFLOP/s") }
+    end
+  end
+end
+
+local peer = {}
+
+local function measure_peers()
+  local text = io.open "scripts/peer_llama.py" and wanted("T1", "T4", "T5")
+    and run("PyTorch: a step of Llama-3.1-8B's shape, and transformers' prefill", 170, "python3 scripts/peer_llama.py --batch 1 32")
+  for l in (text or ""):gmatch "[^\n]+" do
+    local ok, value = pcall(core.json.decode, l)
+    if ok and value.decode_batch then peer["batch" .. value.decode_batch] = value.ms end
+    if ok and value.prefill then peer.prefill = value.ms end
+  end
+  text = io.open "scripts/peer_attention.py" and wanted "T6" and run("PyTorch: attention", 60, "python3 scripts/peer_attention.py 8192 32768")
+  for name, queries, tflops in (text or ""):gmatch "([%w-]+) attention, (%d+) queries%s+[%d.]+ us%s+([%d.]+) TFLOP/s" do
+    local key = "attention" .. queries
+    if not peer[key] or tonumber(tflops) > peer[key].tflops then peer[key] = { name = name, tflops = tonumber(tflops) } end
+  end
+end
+
+local function decode_text(d)
+  return ("%.2f ms, %.0f tok/s, %.0f%% of copy"):format(d.ms, d.tok_per_s, d.percent_of_copy)
+end
+
+local function peer_text(ms, mine) return ms and ("%.2f ms (%.2f x)"):format(ms, ms / mine) end
+
+local function decode_row(name, what, target, seconds, flags, peer_ms)
+  local r, why = bench(what, seconds, flags)
+  if not r then return missing(name, what, target, why) end
+  row(name, what, target, decode_text(r.decode), peer_text(peer_ms, r.decode.ms))
+  return r
+end
+
+local function measure_llama()
+  local one = "--model " .. llama .. " --context 1024 "
+  if wanted("T1", "T5", "T13") then
+    local r = decode_row("T1", "Llama-3.1-8B, bf16, batch 1, one GPU", "3.75 ms, 267 tok/s", 60,
+      one .. "--batch 1 --prefill 8192 --prefill-chunk 8192 --max-batch-tokens 8192", peer.batch1)
+    if r then
+      row("T5", "same, prefill of 8192", "215 ms", ("%.0f ms, %.0f tok/s"):format(r.prefill.ms, r.prefill.tok_per_s),
+        peer_text(peer.prefill, r.prefill.ms))
+      row("T13", "same, host time of a step", "20 us", ("%.0f us"):format(r.decode.host_us))
+    end
+  end
+  if wanted "T2" then
+    local fp8 = derived(llama, "llama-8b-fp8", { quantization_config = { quant_method = "fp8", fmt = "e4m3", activation_scheme = "dynamic",
+      weight_block_size = core.json.array { 128, 128 }, modules_to_not_convert = core.json.array { "lm_head" } } })
+    decode_row("T2", "same, fp8 blocks, batch 1", "2.30 ms, 435 tok/s", 60, "--model " .. fp8 .. " --context 1024 --batch 1")
+  end
+  if wanted "T4" then decode_row("T4", "same, bf16, batch 32", "1.15 x PyTorch", 60, one .. "--batch 32", peer.batch32) end
+  if wanted "T3" and gpus >= 2 then decode_row("T3", "same, bf16, batch 1, two GPUs", "2.15 ms, 465 tok/s", 60, one .. "--batch 1 -tp 2") end
+end
+
+local function measure_kernels()
+  local text, why = run("the kernels' own bench", 120, build .. "/weft_gpu_bench attention experts sums norms")
+  local function from(name, what, target, prefix, show)
+    local found = text and line(text, prefix)
+    if found then row(name, what, target, show(found)) else missing(name, what, target, why or "no such line") end
+    return found
+  end
+  local function rate(f) return ("%.1f us%s"):format(f.us, f.percent and (", %.0f%% of copy"):format(f.percent) or "") end
+  for _, queries in ipairs { 8192, 32768 } do
+    local best = peer["attention" .. queries]
+    local found = from("T6", ("causal attention, 32/8 heads, %d"):format(queries), "PyTorch's best", ("attention 1 x %d queries over %d,"):format(queries, queries),
+      function(f) return ("%.0f TFLOP/s"):format(f.tflops) end)
+    if found and best then rows[#rows][5] = ("%.0f TFLOP/s (%s; %.2f x)"):format(best.tflops, best.name, found.tflops / best.tflops) end
+  end
+  from("T7", "decode attention, 1 x 1024", "8 us", "attention 1 x 1 queries over 1024, page 16", rate)
+  from("T7", "same, 1 x 131072", "90% of copy", "attention 1 x 1 queries over 131072, page 16", rate)
+  from("T7", "same, 32 x 8192", "90% of copy", "attention 32 x 1 queries over 8192, page 16", rate)
+  from("T10", "MiniMax-M2 experts, 1 token, one of two ranks", "20 us", "experts", rate)
+end
+
+local function measure_two()
+  if wanted "T11" then
+    local what, target = "MiniMax-M2.5, fp8, two GPUs, batch 1", "5.0 ms, 200 tok/s"
+    local best, why, label
+    for _, plan in ipairs { "-tp 2", "-tp 2 -ep 2" } do
+      local r, message = bench(what .. ", " .. plan, 90, ("--model %s --context 1024 --batch 1 --prefill 512 %s"):format(minimax, plan))
+      if r and (not best or r.decode.ms < best.decode.ms) then best, label = r, plan end
+      why = message or why
+    end
+    if best then row("T11", what .. ", " .. label, target, decode_text(best.decode)) else missing("T11", what, target, why) end
+  end
+  if wanted "T12" then
+    local what, target, ms = "one KV head, 8 x 131072: attention, -tpa 1 / -tp 2", "0.55 x", {}
+    local config = derived(llama, "one-kv-head", { num_key_value_heads = 1, num_hidden_layers = 1, vocab_size = 1024, intermediate_size = 512,
+      max_position_embeddings = 262144 })
+    local why
+    for _, plan in ipairs { "-tp 2", "-tp 2 -tpa 1" } do
+      for _, context in ipairs { 16, 131072 } do
+        local r, message = bench(("%s: %s, context %d"):format(what, plan, context), 90,
+          ("--model %s --context %d --batch 8 --prefill 16 --prefill-chunk 16384 --max-batch-tokens 16384 %s"):format(config, context, plan))
+        ms[plan .. context], why = r and r.decode.ms, message or why
+      end
+    end
+    if why then return missing("T12", what, target, why) end
+    local plain, split = ms["-tp 2131072"] - ms["-tp 216"], ms["-tp 2 -tpa 1131072"] - ms["-tp 2 -tpa 116"]
+    row("T12", what, target, ("%.0f / %.0f us, %.2f x"):format(split * 1000, plain * 1000, split / plain))
+  end
+end
+
+local began = core.now()
+measure_peers()
+measure_llama()
+if wanted("T6", "T7", "T8", "T9", "T10") then measure_kernels() end
+if gpus >= 2 then measure_two() end
+local rank_of = function(name) return tonumber(name:match "%d+") end
+for i, r in ipairs(rows) do r.place = i end
+table.sort(rows, function(a, b)
+  local x, y = rank_of(a[1]), rank_of(b[1])
+  if x ~= y then return x < y end
+  return a.place < b.place
+end)
+local name = core.gpu.describe(0)
+print(("%-4s %-58s %-20s %-40s %s"):format("", name .. (gpus > 1 and (" x %d"):format(gpus) or ""), "target (H200)", "measured", "PyTorch, same run"))
+for _, r in ipairs(rows) do print(("%-4s %-58s %-20s %-40s %s"):format(unpack(r, 1, 5))) end
+print(("gpu-bench: %d figures in %.0f s; full outputs in %s"):format(#rows, core.now() - began, logs))
+return 0
