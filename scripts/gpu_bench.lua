@@ -126,7 +126,7 @@ local function measure_llama()
     end
   end
   if wanted "T2" then
-    local fp8 = derived(llama, "llama-8b-fp8", { quantization_config = { quant_method = "fp8", fmt = "e4m3", activation_scheme = "dynamic",
+    local fp8 = derived(llama, "llama-8b-fp8", { quantization_config = { quant_method = "fp8", fmt = "float8_e4m3fn", activation_scheme = "dynamic",
       weight_block_size = core.json.array { 128, 128 }, modules_to_not_convert = core.json.array { "lm_head" } } })
     decode_row("T2", "same, fp8 blocks, batch 1", "2.30 ms, 435 tok/s", 60, "--model " .. fp8 .. " --context 1024 --batch 1")
   end

@@ -2,7 +2,7 @@
  *
  * A call into NCCL may wait in there for a peer that has failed (the first collective makes connections),
  * where no abort flag of ours is seen; and ncclCommAbort itself may wait. So one thread of the world
- * aborts: communicators that their ranks give up, and a second behind an abort of the world all others.
+ * has them aborted: communicators that their ranks give up, and a second behind an abort of the world all others.
  * It also holds calls that do not come back against the world's timeout. It lives while there are
  * communicators. (Communicators that do not block would start a thread for every call instead, which
  * costs more than the call.) */
@@ -16,7 +16,7 @@
 #include "comm/nccl.h"
 
 static const double RANKS_LEAVE = 1;   /* seconds that ranks have to give up a communicator themselves */
-static const double ABORT_TAKES = 2.5; /* seconds that a rank waits for its communicator's abort */
+static const double ABORT_TAKES = 2; /* seconds that a rank waits for its communicator's abort */
 
 static void unlink_locked(struct weft__nccl *nccl)
 {
@@ -25,19 +25,9 @@ static void unlink_locked(struct weft__nccl *nccl)
     *link = nccl->next;
 }
 
-/* The first one to abort now, marked; or NULL. */
-static struct weft__nccl *next_to_abort(weft_world *world, int all)
+static void *abort_it(void *context)
 {
-    for (struct weft__nccl *n = world->nccls; n != NULL; n = n->next) {
-        if (n->state != WEFT__NCCL_UNWANTED && !(all && n->state == WEFT__NCCL_LIVE)) continue;
-        n->state = WEFT__NCCL_ABORTING;
-        return n;
-    }
-    return NULL;
-}
-
-static void abort_one(struct weft__nccl *nccl)
-{
+    struct weft__nccl *nccl = context;
     weft_world *world = nccl->world;
     (void)ncclCommAbort(nccl->comm);
     pthread_mutex_lock(&world->lock);
@@ -46,6 +36,26 @@ static void abort_one(struct weft__nccl *nccl)
     if (mine) unlink_locked(nccl);
     pthread_mutex_unlock(&world->lock);
     if (mine) free(nccl);
+    weft_world_release(world);
+    return NULL;
+}
+
+/* Each in a thread of its own: an abort first lets its kernels end, then waits for the streams, and so for
+ * the kernels of other communicators, which theirs must end. */
+static void abort_locked(weft_world *world, int all)
+{
+    for (struct weft__nccl *n = world->nccls; n != NULL; n = n->next) {
+        pthread_t thread;
+        if (n->state != WEFT__NCCL_UNWANTED && !(all && n->state == WEFT__NCCL_LIVE)) continue;
+        (void)WEFT_RETAIN(world);
+        n->state = WEFT__NCCL_ABORTING;
+        if (pthread_create(&thread, NULL, abort_it, n) == 0) {
+            pthread_detach(thread);
+            continue;
+        }
+        n->state = WEFT__NCCL_UNWANTED; /* at the next turn */
+        weft_world_release(world);
+    }
 }
 
 static unsigned long long progress_of_others(const weft_world *world, int rank)
@@ -84,11 +94,10 @@ static void *watch(void *context)
         pthread_mutex_lock(&world->lock);
         int over = world->nccls == NULL;
         if (over) world->nccls_watched = 0;
-        struct weft__nccl *nccl = next_to_abort(world, aborted_at != 0 && now - aborted_at > RANKS_LEAVE);
+        abort_locked(world, aborted_at != 0 && now - aborted_at > RANKS_LEAVE);
         int stuck = aborted_at == 0 ? stuck_rank_locked(world, now) : -1;
         pthread_mutex_unlock(&world->lock);
         if (over) break;
-        if (nccl != NULL) abort_one(nccl);
         if (stuck >= 0) (void)weft__blame(world, stuck);
     }
     weft_world_release(world);
@@ -114,6 +123,22 @@ weft_status weft__nccl_watch(struct weft__nccl *nccl)
     return started ? WEFT_OK : weft_fail(WEFT_MEMORY, "no thread to watch over communicators");
 }
 
+/* Behind a failure a rank gives up all it has, and none can end alone. */
+static void mark_unwanted_locked(struct weft__nccl *nccl)
+{
+    int failed = atomic_load(&nccl->world->aborted.word) != 0;
+    for (struct weft__nccl *n = nccl->world->nccls; n != NULL; n = n->next)
+        if (n->state == WEFT__NCCL_LIVE && (n == nccl || (failed && n->rank == nccl->rank))) n->state = WEFT__NCCL_UNWANTED;
+}
+
+/* Whether an abort on this rank has been waited for in vain. */
+static int hopeless_locked(const struct weft__nccl *nccl)
+{
+    for (const struct weft__nccl *n = nccl->world->nccls; n != NULL; n = n->next)
+        if (n->rank == nccl->rank && n->left) return 1;
+    return 0;
+}
+
 /* Asks the watch to abort it, and waits a while. Returns whether it is this thread's to free. */
 static int give_up(struct weft__nccl *nccl)
 {
@@ -121,9 +146,9 @@ static int give_up(struct weft__nccl *nccl)
     double began = weft__now();
     for (int over = 0, mine = 0;; usleep(2000)) {
         pthread_mutex_lock(&world->lock);
-        if (nccl->state == WEFT__NCCL_LIVE) nccl->state = WEFT__NCCL_UNWANTED;
+        mark_unwanted_locked(nccl);
         mine = nccl->state == WEFT__NCCL_GONE;
-        over = mine || weft__now() - began > ABORT_TAKES;
+        over = mine || weft__now() - began > ABORT_TAKES || hopeless_locked(nccl);
         if (mine) unlink_locked(nccl);
         else if (over) nccl->left = 1;
         pthread_mutex_unlock(&world->lock);

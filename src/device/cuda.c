@@ -84,7 +84,7 @@ static int comes_to_rest(weft_cuda *cuda)
 {
     double began = weft__cuda_now();
     while (cudaStreamQuery(cuda->stream) == cudaErrorNotReady) {
-        if (weft__cuda_now() - began > 5) return 0;
+        if (weft__cuda_now() - began > 2) return 0;
         sched_yield();
     }
     return cudaGetLastError() == cudaSuccess;
