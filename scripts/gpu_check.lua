@@ -92,7 +92,7 @@ local function check(model)
   local exact = traces(model, "cpu", "float32", prompts)
   local diff32, differs = difference(exact, traces(model, "cuda", "float32", prompts, exact), 1e-3)
   local rough = traces(model, "cpu", "bfloat16", prompts, exact)
-  -- Where rounding changes which experts are chosen, bfloat16 is as far from itself as from float32.
+  -- Where rounding changes which experts are chosen, bfloat16 is as far from itself as from float32, in either direction.
   local own = difference(exact, rough, math.huge)
   local diff16 = difference(rough, traces(model, "cuda", "bfloat16", prompts, exact), math.huge)
   local cpu = launch(model, "cpu", "float32", "gpu_check", "generate", prompts)
@@ -100,7 +100,7 @@ local function check(model)
   local graphs = launch(model, "cuda", "float32", "gpu_check", "generate", prompts)
   local ids_ok = true
   for i = 1, #prompts do ids_ok = ids_ok and same(cpu.ids[i], eager.ids[i]) and same(cpu.ids[i], graphs.ids[i]) end
-  local ok = diff32 <= 1e-4 and not differs and diff16 <= math.max(2e-2, own) and ids_ok and graphs.graphs > 0
+  local ok = diff32 <= 1e-4 and not differs and diff16 <= math.max(2e-2, 2 * own) and ids_ok and graphs.graphs > 0
   return ok, ("float32 %.1e  bfloat16 %.1e (%.1e from float32)  ids %s  %d graphs"):format(diff32, diff16, own, ids_ok and "equal" or "DIFFER", graphs.graphs)
 end
 
