@@ -41,6 +41,18 @@ describe("the process of the ranks", function()
     assert.equal(1, code)
   end)
 
+  it("marks when a fault strikes, for those who time what follows", function()
+    local mark = os.tmpname()
+    os.remove(mark)
+    local steps = "core.spawn(2, function() core.begin_step() end)"
+    run(steps, "WEFT_FAULT_MARK=" .. mark .. " WEFT_FAULT=rank=1,step=2,at=step,kind=raise")
+    assert.is_nil(io.open(mark))
+    local code = run(steps, "WEFT_FAULT_MARK=" .. mark .. " WEFT_FAULT=rank=1,step=1,at=step,kind=raise")
+    assert.equal(1, code)
+    assert(io.open(mark)):close()
+    os.remove(mark)
+  end)
+
   it("keeps its exit code when a rank asks for it with os.exit", function()
     local code, _, err = run "core.spawn(2, function() os.exit(7) end)"
     assert.equal(7, code)

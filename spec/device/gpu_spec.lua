@@ -5,6 +5,20 @@ local program = require "spec.support.program"
 local demo = program.models .. "demo_llama"
 
 describe("GPUs", function()
+  it("load none of their libraries where none is used", function()
+    local script = os.tmpname()
+    local file = assert(io.open(script, "wb"))
+    file:write('local model = ...; require("weft").engine { model = model, device = "cpu" }:close()\n' ..
+      'for line in io.lines "/proc/self/maps" do print(line) end\n')
+    file:close()
+    local code, out, err = program.run { "lua", script, demo }
+    os.remove(script)
+    assert.equal(0, code, err)
+    assert.is_truthy(out:find("luajit", 1, true))
+    assert.is_nil(out:find("cublas", 1, true))
+    assert.is_nil(out:find("nccl", 1, true))
+  end)
+
   if core.gpu.count() == 0 then
     it("are refused in one line where there is none", function()
       local code, out, err = program.run { "run", "--model", demo, "--prompt-ids", "5", "--device", "cuda" }
