@@ -13,7 +13,9 @@ static void destroy(weft_object *object)
     weft_group *group = (weft_group *)object;
     weft__nccl_leave(group, 0);
     weft__shared_leave(group);
+    for (int m = 0; m < group->size && group->cudas != NULL; m++) weft_cuda_release(group->cudas[m]);
     weft_world_release(group->world);
+    free(group->cudas);
     free(group->sources);
     free(group->scratch);
     free(group->death);

@@ -1,12 +1,15 @@
 /* comm/group_device.c - collectives on GPU memory between ranks of one process.
  *
- * The members' streams come to rest, then they show each other their buffers as for host memory;
- * each copies or sums what it needs on its own stream, comes to rest again, and the barrier that
- * cannot fail lets go of the buffers. Right for any number of ranks on a GPU; between GPUs NCCL is
- * the fast way (group_nccl.c). */
+ * The members mark their streams and show each other their buffers as for host memory; each copies or
+ * sums what it needs on its own stream, behind the others' marks, and marks it again; behind the barrier
+ * that cannot fail, every stream goes on only behind these marks: nobody's buffer changes while it is
+ * read. No stream comes to rest. Right for any number of ranks on a GPU; between GPUs NCCL is the fast
+ * way (group_nccl.c). */
 #include "comm/internal.h"
 
 #ifdef WEFT_HAVE_CUDA
+
+#include <stdlib.h>
 
 #include "kernels/weft_cuda_device.h"
 
@@ -55,19 +58,36 @@ static weft_status work(const run *r, void *out)
     }
 }
 
+enum { FILLED, READ }; /* marks: the input is there; this member has read what it needs */
+
+/* What comes next on the stream comes behind every member's mark, once all have set it. */
+static weft_status follow_all(const weft_group *group, int mark)
+{
+    for (int m = 0; m < group->size && group->cudas != NULL; m++)
+        WEFT_TRY(weft_cuda_follow(group->owner->cuda, group->cudas[m], mark));
+    return WEFT_OK;
+}
+
+/* A group that was made before its members had GPUs knows no streams: this one comes to rest. */
+static weft_status mark_or_rest(const weft_group *group, int mark)
+{
+    return group->cudas != NULL ? weft_cuda_mark(group->owner->cuda, mark) : weft_cuda_wait(group->owner->cuda);
+}
+
 static weft_status in_process(const run *r, weft__call *call, const void *in, void *out)
 {
     weft_group *group = r->group;
-    weft_cuda *cuda = group->owner->cuda;
     void *target = out;
     /* Peers may still read what `out` holds: sums go beside it first. */
     if (call->op == WEFT__OP_ALL_REDUCE) WEFT_TRY(weft_arena_scratch(group->owner->arena, r->bytes, &target));
-    WEFT_TRY(weft_cuda_wait(cuda));
+    WEFT_TRY(mark_or_rest(group, FILLED));
     WEFT_TRY(weft__exchange_begin(group, call, in, r->bytes, out, 1));
-    weft_status status = work(r, target);
-    if (status == WEFT_OK) status = weft_cuda_wait(cuda);
+    weft_status status = follow_all(group, FILLED);
+    if (status == WEFT_OK) status = work(r, target);
+    if (status == WEFT_OK) status = mark_or_rest(group, READ);
     weft__exchange_end(group, 1);
-    if (status == WEFT_OK && target != out) status = weft_cuda_copy(cuda, out, target, r->bytes);
+    if (status == WEFT_OK) status = follow_all(group, READ);
+    if (status == WEFT_OK && target != out) status = weft_cuda_copy(group->owner->cuda, out, target, r->bytes);
     return status;
 }
 
@@ -93,6 +113,22 @@ weft_status weft__device_collective(weft_group *group, weft__call *call, const v
     return WEFT_OK;
 }
 
+/* Collective. A member that leaves must not take its marks with it while others look at them. */
+static weft_status know_streams(weft_group *group)
+{
+    weft_cuda **cudas = calloc((size_t)group->size, sizeof *cudas);
+    if (cudas == NULL) return weft_fail(WEFT_MEMORY, "no memory for a group of %d ranks", group->size);
+    weft_status status = weft__exchange_begin(group, &(weft__call){.op = WEFT__OP_BARRIER}, NULL, 0, NULL, 1);
+    if (status != WEFT_OK) {
+        free(cudas);
+        return status;
+    }
+    for (int m = 0; m < group->size; m++) cudas[m] = weft_cuda_retain(weft__peer(group, m)->cuda);
+    weft__exchange_end(group, 1);
+    group->cudas = cudas;
+    return WEFT_OK;
+}
+
 /* Collective: which GPUs the members use decides the transport. */
 weft_status weft__device_join(weft_group *group)
 {
@@ -104,8 +140,8 @@ weft_status weft__device_join(weft_group *group)
         several |= all[m] != all[0];
         for (int n = 0; n < m; n++) shared |= all[m] == all[n];
     }
-    if (!several) return WEFT_OK;
-    if (!shared) return weft__nccl_join(group);
+    if (several && !shared) return weft__nccl_join(group);
+    WEFT_TRY(know_streams(group));
     /* Some ranks share a GPU and some do not: every member reads the others' memory. */
     for (int m = 0; m < group->size; m++)
         if (all[m] != mine) WEFT_TRY(weft_cuda_open_peer(group->owner->cuda, all[m]));

@@ -219,6 +219,7 @@ weft_status weft__exchange_begin(weft_group *group, weft__call *call, const void
     slot->call = *call;
     slot->in = in;
     slot->out = out;
+    slot->cuda = group->owner->cuda;
     if (!direct) {
         slot->in = group->shared->staging + index * WEFT__STAGE_BYTES;
         if (in_bytes > 0) memcpy(group->shared->staging + index * WEFT__STAGE_BYTES, in, in_bytes);

@@ -82,6 +82,7 @@ typedef struct weft__slot {
     _Alignas(WEFT__CACHE_LINE) weft__call call;
     const void *in; /* staged, or the caller's own memory */
     void *out;      /* where peers may write (all_reduce) */
+    weft_cuda *cuda; /* its rank's; NULL: it computes on a CPU */
 } weft__slot;
 
 /* The common state of one group's members. joined, left and the list: under the world's lock. */
@@ -153,6 +154,7 @@ struct weft_group {
     void *scratch; /* contiguous copy of a strided input */
     size_t scratch_bytes;
     weft_group_traffic traffic;
+    weft_cuda **cudas; /* [size], retained: the members' GPUs, where streams may follow one another; or NULL */
     struct weft__nccl *nccl; /* of GPU memory; NULL: members share a GPU, or are CPU ranks */
 };
 

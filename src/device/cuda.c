@@ -2,6 +2,7 @@
 #ifdef WEFT_HAVE_CUDA
 
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,10 +55,25 @@ weft_status weft__cuda_usable(weft_cuda *cuda)
 
 /* ---- opening and closing ---- */
 
+/* The driver starts threads, which inherit what is blocked: a Ctrl-C must come to the thread that waits for
+ * it, not end the program in one of theirs. */
+static void hold_signals(sigset_t *old)
+{
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, old);
+}
+
+static void let_signals(const sigset_t *old) { pthread_sigmask(SIG_SETMASK, old, NULL); }
+
 int weft_cuda_device_count(void)
 {
     int count = 0;
-    if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+    sigset_t old;
+    hold_signals(&old);
+    cudaError_t error = cudaGetDeviceCount(&count);
+    let_signals(&old);
+    if (error == cudaSuccess) return count;
     (void)cudaGetLastError();
     return 0;
 }
@@ -66,9 +82,12 @@ weft_status weft_cuda_describe(int index, char *text, size_t size, size_t *free_
 {
     struct cudaDeviceProp properties;
     size_t available = 0, total = 0;
+    sigset_t old;
+    hold_signals(&old);
     cudaError_t error = cudaGetDeviceProperties(&properties, index);
     if (error == cudaSuccess) error = cudaSetDevice(index);
     if (error == cudaSuccess) error = cudaMemGetInfo(&available, &total);
+    let_signals(&old);
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
         return weft_fail(WEFT_CUDA, "GPU %d: %s", index, cudaGetErrorString(error));
@@ -106,6 +125,8 @@ static void destroy(weft_object *object)
         }
         if (cuda->waited != NULL) (void)cudaEventDestroy(cuda->waited);
         if (cuda->passed != NULL) (void)cudaEventDestroy(cuda->passed);
+        for (int i = 0; i < WEFT_CUDA_MARKS; i++)
+            if (cuda->marks[i] != NULL) (void)cudaEventDestroy(cuda->marks[i]);
         if (cuda->stream != NULL) (void)cudaStreamDestroy(cuda->stream);
         (void)cudaGetLastError();
     }
@@ -120,6 +141,7 @@ static weft_status build(weft_cuda *cuda)
     if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->waited, cudaEventDisableTiming);
     if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->passed, cudaEventDisableTiming);
+    for (int i = 0; i < WEFT_CUDA_MARKS && error == cudaSuccess; i++) error = cudaEventCreateWithFlags(&cuda->marks[i], cudaEventDisableTiming);
     for (int i = 0; i < 2 && error == cudaSuccess; i++) {
         error = cudaEventCreateWithFlags(&cuda->staging[i].copied, cudaEventDisableTiming);
         if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->outgoing[i].copied, cudaEventDisableTiming);
@@ -141,7 +163,10 @@ weft_status weft_cuda_open(weft_cuda **out, int index)
     cuda->timeout = 300;
     const char *sync = getenv("WEFT_SYNC");
     cuda->sync = sync != NULL && *sync == '1';
+    sigset_t old;
+    hold_signals(&old);
     weft_status status = build(cuda);
+    let_signals(&old);
     if (status != WEFT_OK) {
         weft_cuda_release(cuda);
         return status;
@@ -222,6 +247,20 @@ weft_status weft_cuda_wait(weft_cuda *cuda)
     cudaError_t error = cudaEventRecord(cuda->waited, cuda->stream);
     if (error != cudaSuccess) return weft__cuda_fail(cuda, "recording an event", error);
     return wait_event(cuda, cuda->waited, "waiting for the stream");
+}
+
+weft_status weft_cuda_mark(weft_cuda *cuda, int mark)
+{
+    WEFT_TRY(weft__cuda_usable(cuda));
+    cudaError_t error = cudaEventRecord(cuda->marks[mark], cuda->stream);
+    return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "recording an event", error);
+}
+
+weft_status weft_cuda_follow(weft_cuda *cuda, const weft_cuda *other, int mark)
+{
+    if (other == cuda) return WEFT_OK;
+    cudaError_t error = cudaStreamWaitEvent(cuda->stream, other->marks[mark], 0);
+    return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "waiting for another stream", error);
 }
 
 /* A stream takes about a thousand kernels; the launch of one more waits inside the driver, where nothing

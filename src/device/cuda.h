@@ -59,6 +59,12 @@ weft_status weft_cuda_copy_rows(weft_cuda *cuda, void *dst, size_t dst_pitch, co
 weft_status weft_cuda_clear(weft_cuda *cuda, void *data, size_t bytes);
 /* Until all work of the stream is done. */
 weft_status weft_cuda_wait(weft_cuda *cuda);
+/* Order between streams, without waiting: `mark` stands at this place of the stream; what is put on the other
+ * one's stream from follow on runs behind it. The mark must have been set before follow is called, and is not
+ * set again before all have. */
+enum { WEFT_CUDA_MARKS = 2 };
+weft_status weft_cuda_mark(weft_cuda *cuda, int mark);
+weft_status weft_cuda_follow(weft_cuda *cuda, const weft_cuda *other, int mark);
 /* `bytes` of page-locked memory, free for writing: what it held before has been copied. Goes to the
  * device with the next weft_cuda_send, which does not wait. */
 weft_status weft_cuda_outgoing(weft_cuda *cuda, size_t bytes, void **out);

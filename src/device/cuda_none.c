@@ -36,6 +36,8 @@ weft_status weft_cuda_copy_rows(weft_cuda *cuda, void *dst, size_t dst_pitch, co
 }
 weft_status weft_cuda_clear(weft_cuda *cuda, void *data, size_t bytes) { return none(); }
 weft_status weft_cuda_wait(weft_cuda *cuda) { return none(); }
+weft_status weft_cuda_mark(weft_cuda *cuda, int mark) { return none(); }
+weft_status weft_cuda_follow(weft_cuda *cuda, const weft_cuda *other, int mark) { return none(); }
 weft_status weft_cuda_outgoing(weft_cuda *cuda, size_t bytes, void **out) { return none(); }
 weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes) { return none(); }
 weft_status weft_cuda_graph_begin(weft_cuda *cuda) { return none(); }
