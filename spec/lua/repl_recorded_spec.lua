@@ -20,14 +20,16 @@ describe("one session on four ranks", function()
   it("evaluates, completes, explains, changes plans and scripts, stops, fails and goes on", function()
     local script, llama = folder .. "/mine.lua", files.read "lua/weft/models/llama.lua"
     files.write(script, llama)
+    files.write(folder .. "/startup.lua", "function twice(x) return 2 * x end")
     terminal = Terminal.open({ program.path, "repl", script, "--model", demo, "-tp", "4", "--dtype", "float32" },
-      { XDG_STATE_HOME = folder, WEFT_BENCH_FILE = folder .. "/bench.jsonl", VISUAL = "sed -i s/silu_mul/silu_mul/" })
+      { XDG_STATE_HOME = folder, WEFT_STARTUP = folder .. "/startup.lua", WEFT_BENCH_FILE = folder .. "/bench.jsonl", VISUAL = "sed -i s/silu_mul/silu_mul/" })
     local t = terminal
     local function story() return t:line(ask):match "max_tokens = 20 }\n(.-)\n%-%- 20 tokens" end
     local function shows(line, pattern) assert.matches(pattern, t:line(line)) end
     assert.matches("LlamaForCausalLM on 4 ranks.*,help lists the commands", t:expect "weft> ")
 
     -- rank 0 reads, all evaluate: results without `return`, tables and tensors as what they are
+    shows("@3 twice(weft.rank().rank)", "%[3%] 6\n")
     shows("1 + 1, nil, 'x'", "\n2\nnil\n\"x\"\n")
     shows("{ b = { 1, 2 }, a = weft.tensor({ 8, 3072 }, 'bfloat16') }", "\n{ a = bf16%[8, 3072%] cpu:0, b = { 1, 2 } }\n")
     shows("model.layers[0].o_proj.weight", "bf16%[192, 64 @tensor/4%] cpu:0")
@@ -80,7 +82,7 @@ describe("one session on four ranks", function()
     shows("model:replan { tensor = 8 }", "is for 8 ranks, and there are 4")
     shows("model:replan { tensor = 4, attention = { tensor = 3 } }", "4 %% 3 != 0. Nearest legal plans: { tensor = 4 }, ")
     local compared = t:line "bench { { tensor = 4 }, { tensor = 4, attention = { tensor = 1 } }, steps = 2, context = 32 }"
-    assert.matches("tensor=4 block_size=16.*attention={tensor=1,context=4.*decode ms a step +[%d.]+ +[%d.]+", compared)
+    assert.matches("tensor=4 block_size=16.*attention={tensor=1,context=4.*decode ms a step +[%d.]+ +[%d.]+\npredicted ms a step +[%d.]+ +[%d.]+\n", compared)
     shows(",plan -tp 4 --context 32", "measured +[%d.]+ ms  by weft bench")
     assert.equal(first, story())
 

@@ -19,7 +19,8 @@ local function overview()
   return table.concat(lines, "\n") .. "\n" .. [[
 Anything else is Lua, evaluated by all ranks together; results are shown without `return`, `_` is the
 last one. A local lives as long as its line. `@2 expr` runs on rank 2 alone, `@* expr` shows every
-rank's answer. Ctrl-C stops what runs on all ranks, Ctrl-D leaves.
+rank's answer. Ctrl-C stops what runs on all ranks (a second one ends weft), Ctrl-D leaves.
+$WEFT_STARTUP names a file that is run first at a terminal, $WEFT_HISTORY where history is kept.
 At hand: weft, model, engine, policy, generate "text", bench { policy, policy }, quit(). ,help NAME says more.
 ]]
 end

@@ -41,7 +41,8 @@ local function banner(state)
   prompt.complain "Lua on all ranks; ,help lists the commands, Ctrl-D leaves."
 end
 
---- Reads and acts until the end of input or `quit`: act(state, piece) of commands/repl.lua. Gives the exit code.
+--- Reads and acts until the end of input or `quit`: act(state, piece) of commands/repl.lua. The file that $WEFT_STARTUP
+-- names is run first, on all ranks. Gives the exit code.
 function prompt.converse(state, act)
   state.time = core.isatty(1)
   local history = state_file.path("WEFT_HISTORY", "history")
@@ -50,7 +51,8 @@ function prompt.converse(state, act)
     return complete.line(text, state.env, commands)
   end }
   banner(state)
-  local ended
+  local startup, ended = os.getenv "WEFT_STARTUP", nil
+  if startup and startup ~= "" then act(state, { kind = "command", name = "reload", rest = startup }) end
   while not state.quitting and not ended do
     local piece, why = read_piece(state, input)
     if piece and (piece.kind == "command" or piece.text:match "%S") then

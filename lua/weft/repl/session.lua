@@ -46,25 +46,34 @@ end
 
 local function mega(bytes) return ("%.2f MB"):format(bytes / 1e6) end
 
--- The rows of bench, as columns that line up.
+-- What bench shows of each row.
+local shown = {
+  { "prefill ms", function(row) return ("%.2f"):format(row.prefill.ms) end },
+  { "decode ms a step", function(row) return ("%.3f"):format(row.decode.ms) end },
+  { "predicted ms a step", function(row) return row.predicted_ms and ("%.3f"):format(row.predicted_ms) or "-" end },
+  { "decode tok/s", function(row) return ("%.1f"):format(row.decode.tok_per_s) end },
+  { "weights, rank 0", function(row) return mega(row.weight_bytes) end },
+  { "cache a token, rank 0", function(row) return ("%.0f B"):format(row.cache_bytes_per_token) end },
+  { "exchange kB a step, rank 0", function(row) return ("%.2f"):format(row.exchange_bytes / 1e3) end },
+}
+
+-- The rows of bench as numbered columns that line up, under their policies.
 local function comparison(rows)
-  local lines = { { "", }, { "prefill ms" }, { "decode ms a step" }, { "decode tok/s" }, { "weights, rank 0" }, { "cache a token, rank 0" }, { "exchange kB a step, rank 0" } }
+  local text, lines, widths = {}, { { "" } }, {}
   for i, row in ipairs(rows) do
-    lines[1][i + 1] = row.policy
-    lines[2][i + 1] = ("%.2f"):format(row.prefill.ms)
-    lines[3][i + 1] = ("%.3f"):format(row.decode.ms)
-    lines[4][i + 1] = ("%.1f"):format(row.decode.tok_per_s)
-    lines[5][i + 1] = mega(row.weight_bytes)
-    lines[6][i + 1] = ("%.0f B"):format(row.cache_bytes_per_token)
-    lines[7][i + 1] = ("%.2f"):format(row.exchange_bytes / 1e3)
+    text[i] = ("%d: %s"):format(i, row.policy)
+    lines[1][i + 1] = tostring(i)
+    for k, what in ipairs(shown) do
+      lines[k + 1] = lines[k + 1] or { what[1] }
+      lines[k + 1][i + 1] = what[2](row)
+    end
   end
-  local widths, text = {}, {}
   for _, line in ipairs(lines) do
     for c, cell in ipairs(line) do widths[c] = math.max(widths[c] or 0, #cell) end
   end
   for _, line in ipairs(lines) do
     for c, cell in ipairs(line) do line[c] = c == 1 and cell .. (" "):rep(widths[1] - #cell) or (" "):rep(widths[c] - #cell) .. cell end
-    text[#text + 1] = (table.concat(line, "   "):gsub("%s+$", ""))
+    text[#text + 1] = table.concat(line, "   ")
   end
   return table.concat(text, "\n")
 end
@@ -94,13 +103,21 @@ local function bench_options(options)
   return measured
 end
 
+-- What weft plan says of a step of these numbers on this machine, in ms; nil where it knows no such machine.
+local function predicted(model, options)
+  local machines, name = require "weft.machines", require("weft.plan.measured").machine(model.device)
+  if not machines.has(name) then return nil end
+  local n = require("weft.plan_numbers").of(model.policy, model.cfg, { context = options.context, name = model.name, ranks = 1 })
+  return require("weft.plan.price").of(n, model.cfg, machines.get(name), options.batch).ms
+end
+
 local function bench_on_all(model, options)
   options = options or {}
   local before, rows, measured = model.policy, {}, bench_options(options)
   local function one(policy)
     if policy then model:replan(policy) end
     local row = model:lead(measure, measured)
-    row.policy = tostring(model.policy)
+    row.policy, row.predicted_ms = tostring(model.policy), predicted(model, measured)
     rows[#rows + 1] = row
   end
   local ok, err = pcall(function()
