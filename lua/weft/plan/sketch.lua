@@ -60,14 +60,15 @@ local function run(model, cfg)
   return ok and not unknown and layers or nil
 end
 
-local known = setmetatable({}, { __mode = "k" }) -- cfg -> { model -> sketch or false }
+local known = setmetatable({}, { __mode = "k" }) -- cfg -> { build -> sketch or false }: ,reload changes a model in place
 
 function sketch.of(name, cfg)
   local model = name and models.find(name)
-  if not model then return nil end
+  if not model or type(model.build) ~= "function" then return nil end
   known[cfg] = known[cfg] or {}
-  if known[cfg][model] == nil then known[cfg][model] = run(model, cfg) or false end
-  return known[cfg][model] or nil
+  local mine, build = known[cfg], model.build
+  if mine[build] == nil then mine[build] = run(model, cfg) or false end
+  return mine[build] or nil
 end
 
 return sketch
