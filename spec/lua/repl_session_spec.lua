@@ -166,6 +166,19 @@ describe("weft repl at a terminal", function()
     assert.matches("if x then print%(x %+ 1%) end", history)
   end)
 
+  it("says so when a call of C cannot be stopped, and ends at the second Ctrl-C", function()
+    terminal = Terminal.open({ program.path, "repl", "-tp", "2" }, { WEFT_HISTORY = "" })
+    local t = terminal
+    t:expect "weft> "
+    t:send "(function() return string.rep('a', 5000):find(string.rep('a-', 8) .. 'b') end)()\n"
+    t:expect "end%)%(%)\n"
+    os.execute "sleep 0.3"
+    t:send "\3"
+    t:expect("Ctrl%-C again ends weft\n", 10)
+    t:send "\3"
+    assert.equal(130, t:finish())
+  end)
+
   it("knows the keys that terminals send: Delete, Home, End, Control with arrows, letters of more than one byte", function()
     terminal = Terminal.open({ program.path, "repl" }, { TERM = "xterm", WEFT_HISTORY = "" })
     local t = terminal

@@ -34,6 +34,7 @@
 
 /* Seconds that ranks have to leave after a Ctrl-C: a compiled loop of a script never looks. */
 static const double INTERRUPT_GRACE = 3;
+static const double INTERRUPT_HINT = 2; /* seconds after which a Ctrl-C that nothing answers is explained */
 
 typedef struct options {
     weft_world_options world;
@@ -192,6 +193,7 @@ static int supervise(supervisor *s, int running)
 {
     weft_spawn *spawn = s->spawn;
     double aborted_at = 0;
+    int told = 0;
     while (running > 0) {
         struct pollfd fds[] = {{.fd = spawn->done_fd, .events = POLLIN}, {.fd = s->signal_fd, .events = POLLIN}};
         poll(fds, s->signal_fd >= 0 ? 2 : 1, 50);
@@ -200,9 +202,13 @@ static int supervise(supervisor *s, int running)
         if (s->signal_fd >= 0 && (fds[1].revents & POLLIN)) on_sigint(s);
         if (s->outer != NULL && weft_world_check(s->outer) != WEFT_OK)
             weft_world_abort(spawn->world, 0, WEFT_ABORTED, weft_error_message());
-        if (weft_world_check(spawn->world) == WEFT_OK) aborted_at = 0; /* or taken back: core.evaluate */
+        if (weft_world_check(spawn->world) == WEFT_OK) aborted_at = told = 0; /* or taken back: core.evaluate */
         else if (aborted_at == 0) aborted_at = now();
         if (s->armed && s->interrupt == ON_EVALUATE && aborted_at == 0) disarm(s);
+        if (s->interrupt == ON_EVALUATE && !s->armed && !told && aborted_at != 0 && now() - aborted_at > INTERRUPT_HINT) {
+            told = 1;
+            fputs("weft: what runs is inside a call that cannot be stopped; Ctrl-C again ends weft\n", stderr);
+        }
         double grace = s->armed && s->timeout > INTERRUPT_GRACE ? INTERRUPT_GRACE : s->timeout;
         if (aborted_at != 0 && now() - aborted_at > grace) break;
     }
