@@ -101,8 +101,7 @@ function Session:replan(policy)
     core.layer_parallel.init(policies.lowered(before, rank))
   end)
   old:close()
-  collectgarbage()
-  collectgarbage()
+  Session.collect()
   return self
 end
 
@@ -116,6 +115,7 @@ function Session:use(script)
   local name = script.name or self.name
   legal(self, self.policy, name)
   rebuild(self, { script = script, name = name })
+  Session.collect()
   return self
 end
 

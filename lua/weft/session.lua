@@ -31,6 +31,21 @@ function Session:execute(step)
   return self.sampler:forward_step(logits, step)
 end
 
+--- What nothing names any more goes now: weights and caches are large. Compiled traces name the functions of the
+-- model that they were recorded in, and would keep it.
+function Session.collect()
+  jit.flush()
+  collectgarbage()
+  collectgarbage()
+end
+
+--- The end of a session in a state that goes on: its layers and pages go, whoever still has the session.
+function Session:release()
+  self:close()
+  for _, name in ipairs { "model", "attentions", "layers", "parts", "sampler", "script", "reuse" } do self[name] = nil end
+  Session.collect()
+end
+
 --- Captured graphs go before the groups whose collectives they hold.
 function Session:close()
   if self.graphs then gpu.close_graphs(self) end

@@ -134,6 +134,20 @@ print(tell(false))
     assert.equal(first, third)
   end)
 
+  it("gives the memory of old plans back, though steps of theirs were compiled", function()
+    local code, out, err = program.run { "repl", "--model", demo, "-tp", "2", input = [[
+      live = {}
+      for i = 1, 4 do
+        model:replan { tensor = 2 }
+        generate { prompt = "Once upon a time", max_tokens = 60, stream = false }
+        live[i] = weft.memory().live_bytes
+      end
+      print(model.num_blocks * model.bytes_per_block, live[4] - live[1])]] }
+    assert.equal(0, code, err)
+    local cache, more = out:match "(%d+)%s+(%-?%d+)"
+    assert.is_true(tonumber(more) < tonumber(cache) / 100, out)
+  end)
+
   it("measures nothing else than was asked for", function()
     for line, said in pairs { ["bench { contxt = 4 }"] = "bench has no option 'contxt'", ["bench { steps = 0 }"] = "steps is a whole number from 1, got 0",
       ["bench { batch = 1000 }"] = "a step takes 64 requests, and a batch of 1000 was asked for", ["bench(5)"] = "bench needs a table",

@@ -162,6 +162,7 @@ commands.forget = { arguments = "", about = "drops `_` and collects what nothing
   everywhere = function(state)
     local before = core.memory().live_bytes
     state.env._ = nil
+    jit.flush() -- traces keep the functions that they were recorded in
     collectgarbage()
     collectgarbage()
     return ("%.3f MB given back on rank 0\n"):format((before - core.memory().live_bytes) / 1e6)
