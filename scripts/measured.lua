@@ -15,6 +15,7 @@ return {
     { model = llama, dtype = "bfloat16", plan = one, batch = 32, context = 1024, ms = "6.29", by = "weft bench" },
     { model = llama, dtype = "fp8", plan = one, batch = 1, context = 1024, ms = "3.38", by = "weft bench" },
     { model = llama, dtype = "bfloat16", plan = two, batch = 1, context = 1024, ms = "3.35", by = "weft bench" },
+    { model = llama, dtype = "bfloat16", plan = { tensor = 2, attention = { tensor = 1 } }, batch = 1, context = 1024, ms = "4.92", by = "weft bench" },
     { model = minimax, dtype = "fp8", plan = { tensor = 2, experts = { expert = 2 } }, batch = 1, context = 64, ms = "11.9", told = "84 tok/s", by = "weft run" },
   },
 }
