@@ -4,6 +4,7 @@
 -- others wait for it inside, so that a failure or Ctrl-C anywhere ends the turn everywhere and the
 -- prompt comes back.
 local core = require "weft.core"
+local errors = require "weft.errors"
 local prompt = require "weft.repl.prompt"
 local Session = require "weft.session"
 local setup = require "weft.setup"
@@ -54,10 +55,24 @@ local function account(state, began, before)
     change ~= 0 and (" (%+.1f kB)"):format(change / 1e3) or ""))
 end
 
+-- What a failure shows. Ranks that fail alike are told of as rank 0, whichever was first; `own` is rank 0's failure.
+local function failure_text(failure, own)
+  if failure.code == "interrupted" then return "interrupted" end
+  -- `return error "x"` is a tail call, which names the place that called the line.
+  local text = failure.message:gsub("%S*/repl/eval%.lua:%d+: ", "")
+  local mine = own and errors.message(own):gsub("%S*/repl/eval%.lua:%d+: ", "")
+  return mine and text:match "^rank %d+: (.*)$" == mine and "rank 0: " .. mine or text
+end
+
 -- Rank 0: sends one request to all. Gives whether it went well.
 local function turn(state, request)
-  local began, before = core.now(), core.memory().live_bytes
-  local ok, shown = core.evaluate(lead, state, request)
+  local began, before, own = core.now(), core.memory().live_bytes, nil
+  local ok, shown = core.evaluate(function()
+    local fine, result = pcall(lead, state, request)
+    if fine then return result end
+    own = result
+    error(result, 0)
+  end)
   state.captured = nil
   if ok then
     if shown and shown ~= "" then state.write(shown) end
@@ -68,8 +83,7 @@ local function turn(state, request)
   io.stdout:flush()
   if state.engine then state.engine:recover() end
   if state.quitting then return true end
-  -- `return error "x"` is a tail call, which names the place that called the line.
-  complain(shown.code == "interrupted" and "interrupted" or (shown.message:gsub("%S*/repl/eval%.lua:%d+: ", "")))
+  complain(failure_text(shown, own))
   state.failure = shown
   return false
 end
