@@ -41,7 +41,7 @@ function setup.device(options)
   local gpus = core.gpu.count()
   if gpus > 0 then return "cuda" end
   if options.device == "cuda" then
-    usage(core.gpu.built and "--device cuda: this process sees no GPU; use --device cpu"
+    usage(core.gpu.built and ("--device cuda: this process sees no GPU (%s); use --device cpu"):format(core.gpu.why_none())
       or "--device cuda: this build of weft has no CUDA kernels; use --device cpu")
   end
   return "cpu"

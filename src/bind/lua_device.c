@@ -1,6 +1,7 @@
 /* bind/lua_device.c - the GPU of a rank, and weft.graph: captured steps.
  *
  *   core.gpu.count() -> GPUs that this process may use (0 in a build without CUDA)
+ *   core.gpu.why_none() -> why there is none, in CUDA's words
  *   core.gpu.describe(i) -> name, free bytes, total bytes
  *   core.gpu.use(i [, limit])     this rank computes on GPU i from here; limit in bytes
  *   core.gpu.index() -> the GPU of this rank, or nil
@@ -22,6 +23,12 @@
 static int l_count(lua_State *L)
 {
     lua_pushinteger(L, weft_cuda_device_count());
+    return 1;
+}
+
+static int l_why_none(lua_State *L)
+{
+    lua_pushstring(L, weft_cuda_why_none());
     return 1;
 }
 
@@ -131,9 +138,8 @@ static int fields(lua_State *L)
 
 void weft_open_device(lua_State *L)
 {
-    static const luaL_Reg gpu[] = {{"count", l_count}, {"describe", l_describe},       {"use", l_use},
-                                   {"index", l_index}, {"synchronize", l_synchronize},
-                                   {"copy_speed", l_copy_speed}, {NULL, NULL}};
+    static const luaL_Reg gpu[] = {{"count", l_count}, {"why_none", l_why_none},       {"describe", l_describe},     {"use", l_use},
+                                   {"index", l_index}, {"synchronize", l_synchronize}, {"copy_speed", l_copy_speed}, {NULL, NULL}};
     static const luaL_Reg graph[] = {{"capture", l_capture}, {NULL, NULL}};
     static const luaL_Reg methods[] = {{"launch", l_launch}, {NULL, NULL}};
     weft_box_class(L, GRAPH, methods, fields, NULL);

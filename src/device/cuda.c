@@ -78,6 +78,14 @@ int weft_cuda_device_count(void)
     return 0;
 }
 
+const char *weft_cuda_why_none(void)
+{
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    (void)cudaGetLastError();
+    return cudaGetErrorString(error);
+}
+
 weft_status weft_cuda_describe(int index, char *text, size_t size, size_t *free_bytes, size_t *total_bytes)
 {
     struct cudaDeviceProp properties;

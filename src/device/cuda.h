@@ -18,6 +18,7 @@ typedef struct weft_cuda_graph weft_cuda_graph; /* starts with a weft_object */
 struct weft_cuda_context;
 
 int weft_cuda_device_count(void); /* 0: none, no driver, or a build without CUDA */
+const char *weft_cuda_why_none(void); /* in CUDA's words, where the count is 0 */
 /* "NVIDIA H200" into text; free and total bytes (any may be NULL). */
 weft_status weft_cuda_describe(int index, char *text, size_t size, size_t *free_bytes, size_t *total_bytes);
 

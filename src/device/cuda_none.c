@@ -9,6 +9,7 @@ static weft_status none(void)
 }
 
 int weft_cuda_device_count(void) { return 0; }
+const char *weft_cuda_why_none(void) { return "a build without CUDA"; }
 weft_status weft_cuda_describe(int index, char *text, size_t size, size_t *free_bytes, size_t *total_bytes) { return none(); }
 weft_status weft_cuda_open(weft_cuda **out, int index) { return none(); }
 weft_cuda *weft_cuda_retain(weft_cuda *cuda) { return cuda; }
