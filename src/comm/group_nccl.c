@@ -198,6 +198,7 @@ static weft_status collective(weft_group *group, const weft__call *call, const v
 
 weft_status weft__nccl_collective(weft_group *group, const weft__call *call, const void *in, size_t bytes, void *out)
 {
+    group->owner->nccl_calls++;
     atomic_store_explicit(&group->nccl->inside, weft__now(), memory_order_relaxed);
     weft_status status = collective(group, call, in, bytes, out);
     atomic_store_explicit(&group->nccl->inside, 0, memory_order_relaxed);
@@ -219,5 +220,6 @@ weft_status weft__nccl_collective(weft_group *group, const weft__call *call, con
 
 weft_status weft__nccl_check(const weft_group *group) { return WEFT_OK; }
 void weft__nccl_leave(weft_group *group, int together) {}
+weft_status weft__nccl_agree(weft_rank *rank) { return WEFT_OK; }
 
 #endif

@@ -210,6 +210,9 @@ weft_status weft__nccl_load(void); /* opens NCCL, once in a process. UNSUPPORTED
 weft_status weft__nccl_join(weft_group *group);
 weft_status weft__nccl_collective(weft_group *group, const weft__call *call, const void *in, size_t bytes, void *out);
 weft_status weft__nccl_check(const weft_group *group); /* an error that came in the background */
+/* Collective over all ranks, behind a failure that was taken back: fails where communicators hold calls that
+ * not all ranks have made, and would give the next ones their data. */
+weft_status weft__nccl_agree(weft_rank *rank);
 void weft__nccl_leave(weft_group *group, int together); /* together: every member does it now, and none failed */
 
 /* ---- reduce.c ---- */

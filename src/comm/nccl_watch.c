@@ -167,4 +167,21 @@ void weft__nccl_unwatch(struct weft__nccl *nccl, int together)
     if (whole || give_up(nccl)) free(nccl);
 }
 
+weft_status weft__nccl_agree(weft_rank *rank)
+{
+    weft_world *world = rank->world;
+    pthread_mutex_lock(&world->lock);
+    int used = world->nccls != NULL;
+    pthread_mutex_unlock(&world->lock);
+    if (!used) return WEFT_OK;
+    /* A kernel that waits for a call which others never made keeps its stream from coming to rest. */
+    int32_t mine[2] = {(int32_t)rank->nccl_calls, rank->cuda != NULL && !weft_cuda_rests(rank->cuda, 1)}, all[2 * WEFT__MAX_RANKS];
+    WEFT_TRY(weft_group_all_gather(rank->everyone, mine, all, 2, WEFT_I32));
+    int same = 1;
+    for (int r = 0; r < world->world_size; r++) same &= all[2 * r] == all[0] && all[2 * r + 1] == 0;
+    if (same) return WEFT_OK;
+    return weft_fail(WEFT_NCCL, "the ranks failed in the middle of collectives between GPUs and cannot go on together; start them again. "
+                     "The failure was that of rank %d: %s", world->outcome.rank, world->outcome.message);
+}
+
 #endif

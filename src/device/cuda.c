@@ -106,12 +106,11 @@ weft_status weft_cuda_describe(int index, char *text, size_t size, size_t *free_
     return WEFT_OK;
 }
 
-/* Whether the stream comes to its end soon: after an abort it may never. */
-static int comes_to_rest(weft_cuda *cuda)
+int weft_cuda_rests(weft_cuda *cuda, double seconds)
 {
     double began = weft__cuda_now();
     while (cudaStreamQuery(cuda->stream) == cudaErrorNotReady) {
-        if (weft__cuda_now() - began > 2) return 0;
+        if (weft__cuda_now() - began > seconds) return 0;
         sched_yield();
     }
     return cudaGetLastError() == cudaSuccess;
@@ -120,8 +119,8 @@ static int comes_to_rest(weft_cuda *cuda)
 static void destroy(weft_object *object)
 {
     weft_cuda *cuda = (weft_cuda *)object;
-    /* A ruined context or a stream that never ends: the driver takes everything back at exit. */
-    if (cuda->cause[0] == 0 && (cuda->stream == NULL || comes_to_rest(cuda))) {
+    /* A ruined context or a stream that never ends, as it may behind an abort: the driver takes everything back at exit. */
+    if (cuda->cause[0] == 0 && (cuda->stream == NULL || weft_cuda_rests(cuda, 2))) {
         weft_cuda_context_destroy(cuda->kernels);
         weft__cuda_free_unused(cuda);
         if (cuda->workspace != NULL) (void)cudaFree(cuda->workspace);

@@ -44,6 +44,8 @@ int weft_cuda_is_device(const void *address);
 /* Makes the memory of another GPU readable from this one. CUDA when the two have no path, or under
  * WEFT_NO_PEER=1 (for checks of what then happens). */
 weft_status weft_cuda_open_peer(weft_cuda *cuda, int index);
+/* Whether the stream comes to its end within `seconds`; watches nothing else. For use behind a failure. */
+int weft_cuda_rests(weft_cuda *cuda, double seconds);
 /* Addresses that a captured graph may hold have changed: graphs of before are stale. */
 void weft_cuda_moved(weft_cuda *cuda);
 /* The status of an operation just launched. Under WEFT_SYNC=1 it waits, so that a fault is

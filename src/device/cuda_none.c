@@ -25,6 +25,7 @@ weft_status weft_cuda_alloc(weft_cuda *cuda, size_t bytes, void **out) { return 
 void weft_cuda_retire(weft_cuda *cuda, void *block, size_t bytes) {}
 int weft_cuda_is_device(const void *address) { return 0; }
 weft_status weft_cuda_open_peer(weft_cuda *cuda, int index) { return none(); }
+int weft_cuda_rests(weft_cuda *cuda, double seconds) { return 1; }
 void weft_cuda_moved(weft_cuda *cuda) {}
 weft_status weft_cuda_launched(weft_cuda *cuda, const char *what, weft_status status) { return status; }
 weft_status weft_cuda_to_host(weft_cuda *cuda, void *dst, const void *src, size_t bytes) { return none(); }
