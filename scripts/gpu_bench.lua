@@ -135,7 +135,7 @@ local function measure_llama()
 end
 
 local function measure_kernels()
-  local text, why = run("the kernels' own bench", 120, build .. "/weft_gpu_bench attention experts sums norms")
+  local text, why = run("the kernels' own bench", 120, build .. "/weft_gpu_bench attention experts")
   local function from(name, what, target, prefix, show)
     local found = text and line(text, prefix)
     if found then row(name, what, target, show(found)) else missing(name, what, target, why or "no such line") end
@@ -154,7 +154,26 @@ local function measure_kernels()
   from("T10", "MiniMax-M2 experts, 1 token, one of two ranks", "20 us", "experts", rate)
 end
 
+local function measure_sums()
+  local text, why = run("sums between GPUs", 60, build .. "/weft lua scripts/bench-comm.lua gpu 2")
+  local peer_us, nccl_us = (text or ""):match "all_reduce%s+8%.0%s+([%d.]+)%s+([%d.]+)"
+  if peer_us then row("T8", "all-reduce of 8 KB, two GPUs", "2.6 us", peer_us .. " us", ("NCCL: %s us"):format(nccl_us))
+  else missing("T8", "all-reduce of 8 KB, two GPUs", "2.6 us", why or "no such line") end
+  text, why = run("kernels over peer memory", 60, build .. "/weft_gpu_peer time")
+  local function of(name, rows) return (text or ""):match(name:gsub("%p", "%%%0") .. "%s+" .. rows .. " x %d+%s+threads%s+%d+%s+([%d.]+) us") end
+  local exchange = of("exchange and merge, 32 heads", 1)
+  if exchange then row("T8", "exchange and merge, 32 heads, 1 token", "3.5 us", exchange .. " us")
+  else missing("T8", "exchange and merge, 32 heads, 1 token", "3.5 us", why or "no such line") end
+  for _, tokens in ipairs { 1, 64 } do
+    local what, target = ("norms of q and k over two ranks, %d token%s"):format(tokens, tokens == 1 and "" or "s"), "half of parts"
+    local together, parts = of("norms of q and k, one launch", tokens), of("the same in five launches", tokens)
+    if together and parts then row("T9", what, target, ("%s us, %.2f x its parts"):format(together, together / parts), ("parts over peer memory: %s us"):format(parts))
+    else missing("T9", what, target, why or "no such line") end
+  end
+end
+
 local function measure_two()
+  if wanted("T8", "T9") then measure_sums() end
   if wanted "T11" then
     local what, target = "MiniMax-M2.5, fp8, two GPUs, batch 1", "5.0 ms, 200 tok/s"
     local best, why, label
@@ -186,7 +205,7 @@ end
 local began = core.now()
 measure_peers()
 measure_llama()
-if wanted("T6", "T7", "T8", "T9", "T10") then measure_kernels() end
+if wanted("T6", "T7", "T10") then measure_kernels() end
 if gpus >= 2 then measure_two() end
 local rank_of = function(name) return tonumber(name:match "%d+") end
 for i, r in ipairs(rows) do r.place = i end
