@@ -30,15 +30,17 @@ extern "C" weft_status weft_cuda_context_create(weft_cuda_context **out, void *w
     if (workspace == NULL || !aligned(workspace, 256) || workspace_bytes < WEFT_CUDA_WORKSPACE_LEAST)
         return weft_fail(WEFT_INVALID, "a CUDA context needs an aligned workspace of at least %zu bytes, got %zu",
                          WEFT_CUDA_WORKSPACE_LEAST, workspace_bytes);
-    int device = 0, sms = 0;
+    int device = 0, sms = 0, shared = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (error == cudaSuccess) error = cudaMemset(workspace, 0, counter_bytes);
     if (error == cudaSuccess) error = cudaDeviceSynchronize();
     if (error != cudaSuccess) return failed("CUDA context", error);
     weft_cuda_context *c = (weft_cuda_context *)calloc(1, sizeof *c);
     if (c == NULL) return weft_fail(WEFT_MEMORY, "no memory for a CUDA context");
     c->sms = sms;
+    c->shared = shared;
     c->counters = (unsigned *)workspace;
     c->workspace = (char *)workspace + counter_bytes;
     c->workspace_bytes = workspace_bytes - counter_bytes;

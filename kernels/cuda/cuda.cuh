@@ -22,7 +22,7 @@ extern "C" {
 }
 
 struct weft_cuda_context {
-    int sms;
+    int sms, shared; /* multiprocessors; bytes of shared memory that a block may have */
     unsigned *counters; /* zero between operations; whoever counts clears */
     char *workspace;    /* 256-byte aligned */
     size_t workspace_bytes;

@@ -122,9 +122,12 @@ __device__ __forceinline__ unsigned warp_most(unsigned x)
 
 template <int N> __global__ void __launch_bounds__(WARP_TOKENS * 32) route_warps(const weft_router_args a)
 {
-    dependency_wait();
     const int64_t t = (int64_t)blockIdx.x * WARP_TOKENS + threadIdx.x / 32;
     const int lane = threadIdx.x % 32, n = (int)a.experts, top = (int)a.top_k;
+    float bias[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) bias[i] = a.bias != nullptr && lane + 32 * i < n ? __ldg(a.bias + lane + 32 * i) : 0.0f;
+    dependency_wait();
     if (t >= a.tokens) return;
     const float *logits = a.logits + t * a.logits_stride;
     float score[N], largest = minus_inf(), sum = 0.0f;
@@ -146,19 +149,21 @@ template <int N> __global__ void __launch_bounds__(WARP_TOKENS * 32) route_warps
         if (a.scoring == WEFT_ROUTER_SOFTMAX) s = expf(s - largest) / sum;
         else if (a.scoring == WEFT_ROUTER_SIGMOID) s = 1.0f / (1.0f + expf(-s));
         score[i] = isfinite(s) ? s : 0.0f;
-        key[i] = e < n ? ordered(a.bias != nullptr ? score[i] + a.bias[e] : score[i]) : 0;
+        key[i] = e < n ? ordered(score[i] + bias[i]) : 0;
     }
     float weight = 0.0f; /* of this lane's choice */
     int chosen = 0;
     for (int k = 0; k < top; k++) {
         unsigned best = 0;
-        int id = INT_MAX;
+#pragma unroll
+        for (int i = 0; i < N; i++) best = max(best, key[i]);
+        const unsigned most = warp_most(best);
+        unsigned id = ~0u; /* the lane's first of the largest */
         float own = 0.0f;
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            if (key[i] > best) best = key[i], id = lane + 32 * i, own = score[i];
-        const unsigned most = warp_most(best);
-        const int first = (int)~warp_most(best == most ? ~(unsigned)id : 0);
+        for (int i = N - 1; i >= 0; i--)
+            if (key[i] == most) id = lane + 32 * i, own = score[i];
+        const int first = (int)~warp_most(~id);
         const float value = __shfl_sync(~0u, own, first % 32);
         if (lane == k) chosen = first, weight = value;
 #pragma unroll
