@@ -19,7 +19,7 @@ enum {
     DOWN_DEPTH = 10
 };
 
-/* Which experts have tokens here, ascending. */
+/* Which experts have tokens here: ascending, or for one token in the order of its choice. */
 struct Chosen {
     int count;
     int expert[ST_PAIRS];
@@ -36,6 +36,26 @@ __device__ static void choose_experts(const weft_experts_args &a, Chosen &c)
     const int p = threadIdx.x, top = (int)a.top_k, pairs = (int)(a.tokens * a.top_k);
     const int key = p < pairs ? local_expert(a, a.ids[p]) : -1;
     float weight = key >= 0 ? a.weights[p] : 0.0f;
+    if (a.tokens == 1 && top <= 32) { /* one warp does it, in the order of choice */
+        if (p < 32) {
+            const unsigned same = __match_any_sync(~0u, key);
+            const bool first = key >= 0 && __ffs(same) - 1 == p;
+            const unsigned firsts = __ballot_sync(~0u, first);
+            float sum = 0.0f;
+            for (int i = 0; i < top; i++) {
+                const float other = __shfl_sync(~0u, weight, i);
+                if (same >> i & 1) sum += other;
+            }
+            c.key[p] = key, c.weight[p] = sum;
+            if (p == 0) c.count = __popc(firsts);
+            if (first) {
+                const int slot = __popc(firsts & ((1u << p) - 1));
+                c.expert[slot] = key, c.tokens[slot] = 1, c.pair[slot][0] = (uint8_t)p;
+            }
+        }
+        __syncthreads();
+        return;
+    }
     if (p < ST_PAIRS) c.key[p] = key, c.tokens[p] = 0;
     __syncthreads();
     bool first = key >= 0, owner = first; /* the first pair of its expert; of its expert in its token */

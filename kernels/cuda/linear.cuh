@@ -11,9 +11,9 @@ enum { SKINNY_TOKENS = 8 };
 bool skinny_fits(const weft_linear_args *a);
 void skinny(const weft_linear_args *a, void *stream); /* tokens <= SKINNY_TOKENS */
 
-/* The same through a ring of shared memory (linear_stream.cu), of what skinny_fits allows. */
+/* The same through a ring of shared memory (linear_stream.cu), of what skinny_fits allows; what is faster so. */
 bool stream_product_fits(const weft_linear_args *a);
-void stream_product(const weft_linear_args *a, void *stream); /* tokens <= SKINNY_TOKENS */
+void stream_product(const weft_linear_args *a, void *stream);
 
 /* Any dtypes, sizes and alignments. */
 void rows_product(const weft_linear_args *a, void *stream); /* tokens <= SKINNY_TOKENS */

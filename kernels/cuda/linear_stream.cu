@@ -1,4 +1,4 @@
-/* kernels/cuda/linear_stream.cu - products for up to 8 tokens through rings of shared memory (stream.cuh).
+/* kernels/cuda/linear_stream.cu - products for one or two tokens through rings of shared memory (stream.cuh).
  *
  * One block on each multiprocessor takes turns at 16 rows of w. The rings fill before the kernel in front
  * has ended, and leave room for the next kernel's: between two products the memory hardly rests. */
@@ -7,7 +7,11 @@
 
 namespace weft {
 
-enum { LS_DEPTH = 5 };
+enum {
+    LS_DEPTH = 5,
+    LS_TOKENS = 2,    /* more, and more columns of 16-bit weights: the registers of linear_skinny.cu are faster */
+    LS_COLUMNS = 8192
+};
 
 struct ProductShared {
     ItemSums sums[2];
@@ -65,7 +69,7 @@ template <class W> static size_t bytes_of(const weft_linear_args *a)
 bool stream_product_fits(const weft_linear_args *a)
 {
     const bool fp8 = a->w_dtype == WEFT_F8E4M3;
-    if (a->cuda == NULL || a->tokens > ST_TOKENS || a->k > 1 << 20 || a->n >= (int64_t)1 << 30) return false;
+    if (a->cuda == NULL || a->tokens > LS_TOKENS || a->k > (fp8 ? 1 << 20 : LS_COLUMNS) || a->n >= (int64_t)1 << 30) return false;
     if (a->k * (fp8 ? 1 : 2) < ST_WARPS * ST_BLOCK || (fp8 && a->scale_col_phase % 16 != 0)) return false;
     return (fp8 ? bytes_of<uint8_t>(a) : bytes_of<bf16>(a)) + sizeof(ProductShared) <= (size_t)a->cuda->shared;
 }
