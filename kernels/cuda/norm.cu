@@ -6,14 +6,35 @@ namespace weft {
 
 enum { KEPT = 4 }; /* packs that a thread keeps */
 
+template <class T> __device__ constexpr int dtype_of();
+template <> __device__ constexpr int dtype_of<float>() { return WEFT_F32; }
+template <> __device__ constexpr int dtype_of<bf16>() { return WEFT_BF16; }
+template <> __device__ constexpr int dtype_of<__half>() { return WEFT_F16; }
+
+/* Pack i of the gains in float32. */
+template <class T, int N> __device__ __forceinline__ Pack<float, N> gains(const void *gain, int gain_dtype, int64_t i)
+{
+    Pack<float, N> g;
+    if (N > 1 && gain_dtype == dtype_of<T>() && (uintptr_t)gain % 16 == 0) {
+        const Pack<T, N> p = ((const Pack<T, N> *)gain)[i];
+#pragma unroll
+        for (int j = 0; j < N; j++) g.v[j] = widen(p.v[j]);
+        return g;
+    }
+#pragma unroll
+    for (int j = 0; j < N; j++) g.v[j] = load(gain, gain_dtype, i * N + j);
+    return g;
+}
+
 /* y = r * factor * gain for the packs of this thread; those beyond `kept` are read again. */
 template <class T, int N>
 __device__ __forceinline__ void scale_row(const Pack<T, N> *kept, const T *r, T *y, const void *gain, int gain_dtype, float factor,
                                           int64_t packs)
 {
     auto scale = [&](Pack<T, N> p, int64_t i) {
+        const Pack<float, N> g = gains<T, N>(gain, gain_dtype, i);
 #pragma unroll
-        for (int j = 0; j < N; j++) p.v[j] = narrow<T>(widen(p.v[j]) * factor * load(gain, gain_dtype, i * N + j));
+        for (int j = 0; j < N; j++) p.v[j] = narrow<T>(widen(p.v[j]) * factor * g.v[j]);
         ((Pack<T, N> *)y)[i] = p;
     };
 #pragma unroll

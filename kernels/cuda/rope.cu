@@ -5,20 +5,29 @@
 
 namespace weft {
 
-template <class T> __global__ void rotate(const weft_rope_args a)
+/* One block a token; a thread rotates N neighbouring pairs at a time. x is read before the position is
+ * known, so that the two reads overlap. */
+template <class T, int N> __global__ void rotate(const weft_rope_args a)
 {
     dependency_wait();
     const int64_t t = blockIdx.x;
-    const int half = (int)a.rotary_dim / 2, position = a.positions[t];
-    if (position < 0 || position >= a.max_positions) return;
-    const float *cos = a.cos_sin + (int64_t)position * a.rotary_dim, *sin = cos + half;
+    const int half = (int)a.rotary_dim / 2, packs = half / N, position = a.positions[t];
     T *x = (T *)a.x + t * a.token_stride;
-    for (int i = threadIdx.x; i < (int)a.heads * half; i += blockDim.x) {
-        const int j = i % half;
-        T *head = x + (int64_t)(i / half) * a.head_dim;
-        const float c = cos[j], s = sin[j], x1 = widen(head[j]), x2 = widen(head[half + j]);
-        head[j] = narrow<T>(x1 * c - x2 * s);
-        head[half + j] = narrow<T>(x2 * c + x1 * s);
+    for (int i = threadIdx.x; i < (int)a.heads * packs; i += blockDim.x) {
+        const int j = i % packs * N;
+        T *head = x + (int64_t)(i / packs) * a.head_dim + j;
+        Pack<T, N> x1 = *(Pack<T, N> *)head, x2 = *(Pack<T, N> *)(head + half);
+        if (position < 0 || position >= a.max_positions) return;
+        const float *at = a.cos_sin + (int64_t)position * a.rotary_dim + j;
+        const Pack<float, N> cos = *(const Pack<float, N> *)at, sin = *(const Pack<float, N> *)(at + half);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            const float u = widen(x1.v[e]), v = widen(x2.v[e]);
+            x1.v[e] = narrow<T>(u * cos.v[e] - v * sin.v[e]);
+            x2.v[e] = narrow<T>(v * cos.v[e] + u * sin.v[e]);
+        }
+        *(Pack<T, N> *)head = x1;
+        *(Pack<T, N> *)(head + half) = x2;
     }
 }
 
@@ -68,8 +77,14 @@ extern "C" weft_status weft_rope_cuda(const weft_rope_args *a, void *stream)
         return weft_fail(WEFT_INVALID, "rope: rotary_dim must be even and at most head_dim, got %" PRId64 " of %" PRId64, a->rotary_dim,
                          a->head_dim);
     if (a->tokens == 0 || a->rotary_dim == 0 || a->heads == 0) return WEFT_OK;
-    const unsigned threads = (unsigned)least(1024, div_up(a->heads * a->rotary_dim / 2, 32) * 32);
-    by_float(a->dtype, [&](auto tag) { launch(rotate<decltype(tag)>, (unsigned)a->tokens, threads, 0, stream, *a); });
+    by_float(a->dtype, [&](auto tag) {
+        using T = decltype(tag);
+        constexpr int N = 16 / sizeof(T);
+        const bool packs = (a->rotary_dim / 2 | a->head_dim | a->token_stride) % N == 0 && aligned(a->x, 16) && aligned(a->cos_sin, 4 * N);
+        const unsigned threads = (unsigned)least(512, div_up(a->heads * a->rotary_dim / 2 / (packs ? N : 1), 32) * 32);
+        if (packs) launch(rotate<T, N>, (unsigned)a->tokens, threads, 0, stream, *a);
+        else launch(rotate<T, 1>, (unsigned)a->tokens, threads, 0, stream, *a);
+    });
     return launched("rope");
 }
 

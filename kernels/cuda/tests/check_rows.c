@@ -52,9 +52,9 @@ static void group_norm(weft_dtype t, int s)
     if (RUN("group_norm_apply", group_norm_apply, a, d)) check_values(a.y, t, rows * stride, check_tolerance(t));
 }
 
-static void rope(weft_dtype t, int64_t heads, int64_t dim, int64_t rotary)
+static void rope(weft_dtype t, int64_t heads, int64_t dim, int64_t rotary, int64_t gap)
 {
-    int64_t tokens = 9, stride = heads * dim + 5;
+    int64_t tokens = 9, stride = heads * dim + gap;
     weft_rope_args a = {.tokens = tokens, .heads = heads, .head_dim = dim, .rotary_dim = rotary, .token_stride = stride,
                         .max_positions = 50, .dtype = t}, d;
     a.x = twin_random(tokens * stride, t, 0, 1);
@@ -154,9 +154,11 @@ void check_rows(void)
     twin_reset(seed++), gather_rows(WEFT_U8, 2);
     twin_reset(seed++), gather_rows(WEFT_I32, 3);
     for (int i = 0; i < 3; i++) {
-        twin_reset(seed++), rope(floats[i], 5, 64, 64);
-        twin_reset(seed++), rope(floats[i], 40, 128, 64);
-        twin_reset(seed++), rope(floats[i], 3, 10, 6);
+        twin_reset(seed++), rope(floats[i], 5, 64, 64, 5);
+        twin_reset(seed++), rope(floats[i], 5, 64, 64, 8);
+        twin_reset(seed++), rope(floats[i], 40, 128, 64, 8);
+        twin_reset(seed++), rope(floats[i], 3, 48, 40, 8);
+        twin_reset(seed++), rope(floats[i], 3, 10, 6, 5);
         for (int j = 0; j < 3; j++) {
             twin_reset(seed++), kv_write(floats[i], floats[j], 64, 64, 1, 1);
             twin_reset(seed++), kv_write(floats[i], floats[j], 24, 40, 2, 4);
