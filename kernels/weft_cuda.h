@@ -2,7 +2,9 @@
  *
  * A context belongs to one device and serves one stream at a time: its workspace is reused by
  * every operation that is given it, in stream order. Operations that are given none still work,
- * with weft's own kernels and without splitting. */
+ * with weft's own kernels and without splitting.
+ * The first product of a weight matrix with 1024 tokens or more, outside a captured graph, waits: it
+ * measures which of cuBLASLt's kernels is fastest (once for each shape of matrix, under 0.1 s). */
 #pragma once
 
 #include "kernels/weft_kernels.h"

@@ -7,8 +7,8 @@
  *     tokens (rows) == 0 is legal and does nothing. Sizes beyond what a comment states fail with
  *     INVALID.
  *   - CPU: weft_OP_cpu(args, pool), pool may be NULL. CUDA: weft_OP_cuda(args, stream), stream a
- *     cudaStream_t of the current device; it never synchronises, never allocates and is safe to
- *     capture. Every pointer in args is then device memory, so values are not checked there:
+ *     cudaStream_t of the current device; it never synchronises (but for the first long product of a
+ *     matrix outside a capture: weft_cuda.h), never allocates and is safe to capture. Every pointer in args is then device memory, so values are not checked there:
  *     a token, index, position or block out of range is skipped, never followed.
  *   - `cuda` in args: workspace and library handles of the caller's stream (weft_cuda.h); the CPU
  *     ignores it, NULL is legal and slower.

@@ -41,6 +41,9 @@ extern "C" {
        cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int wanted,                           \
        cublasLtMatmulHeuristicResult_t results[], int *found),                                                                          \
       (handle, operation, a, b, c, d, preference, wanted, results, found))                                                              \
+    F(cublasStatus_t, cublasLtMatmulAlgoConfigGetAttribute,                                                                             \
+      (const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute, void *value, size_t bytes, size_t *written), \
+      (algorithm, attribute, value, bytes, written))                                                                                    \
     F(cublasStatus_t, cublasLtMatmul,                                                                                                   \
       (cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, const void *alpha, const void *a, cublasLtMatrixLayout_t a_layout,      \
        const void *b, cublasLtMatrixLayout_t b_layout, const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,       \
