@@ -128,6 +128,7 @@ extern "C" weft_status weft_attention_cuda(const weft_attention_args *a, void *s
         return launched("attention");
     }
     launch(padding, (unsigned)least(a->tokens, 64), 128, 0, stream, *a);
+    if (mma && attention_prefill_wgmma(a, stream)) return launched("attention");
     if (mma) attention_prefill(a, stream);
     else if (a->requests > 0) attention_any(a, stream);
     return launched("attention");

@@ -9,6 +9,8 @@ bool attention_mma_fits(const weft_attention_args *a);
 /* query_len: no request has more. Clears the tokens behind the last request, as the two others do not. */
 void attention_decode(const weft_attention_args *a, int64_t query_len, void *stream);
 void attention_prefill(const weft_attention_args *a, void *stream);
+/* For Hopper GPUs. False where this GPU or these sizes are not for it: nothing is launched then. */
+bool attention_prefill_wgmma(const weft_attention_args *a, void *stream);
 void attention_any(const weft_attention_args *a, void *stream);
 
 struct KeyRange {

@@ -41,17 +41,11 @@ __device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes)
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
 {
     uint32_t over;
-#ifdef WEFT_TRAP_SPINS
-    int spins = 0;
-#endif
     do {
         asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                      : "=r"(over)
                      : "r"(barrier), "r"(parity)
                      : "memory");
-#ifdef WEFT_TRAP_SPINS
-        if (++spins > 1000000) __trap();
-#endif
     } while (!over);
 }
 
@@ -74,11 +68,11 @@ __device__ __forceinline__ void map_prefetch(const void *map) { asm volatile("pr
 
 /* ---- products of a warpgroup ---- */
 
-/* The second operand, or the first from shared memory. group: bytes between tiles of 64 elements where the
- * inner (summed) index runs over rows, ignored elsewhere. */
+/* A tile as an operand in shared memory. group: bytes between tiles of 64 elements where the inner (summed)
+ * index runs down the rows, ignored elsewhere. Adding bytes / 16 moves a descriptor. */
 __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t group)
 {
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(group >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+    return (uint64_t)(address >> 4) | (uint64_t)(group >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -93,13 +87,13 @@ template <int N> __device__ __forceinline__ void hold(float (&r)[N])
 
 /* Operand lists of N / 2 accumulators: their names in the text, and the registers. */
 #define WEFT_NAMES_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define WEFT_NAMES_64                                                                                                                       \
-    WEFT_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61," \
-                  "%62,%63"
+#define WEFT_NAMES_48 WEFT_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define WEFT_NAMES_64 WEFT_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define WEFT_FOUR(r, i) "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3])
 #define WEFT_16(r, i) WEFT_FOUR(r, i), WEFT_FOUR(r, i + 4), WEFT_FOUR(r, i + 8), WEFT_FOUR(r, i + 12)
 #define WEFT_32(r) WEFT_16(r, 0), WEFT_16(r, 16)
-#define WEFT_64(r) WEFT_32(r), WEFT_16(r, 32), WEFT_16(r, 48)
+#define WEFT_48(r) WEFT_32(r), WEFT_16(r, 32)
+#define WEFT_64(r) WEFT_48(r), WEFT_16(r, 48)
 
 /* d (+)= a b^T with 64 rows, N columns and 16 inner elements, which lie along the rows of both tiles. */
 template <class T, int N> __device__ __forceinline__ void product_shared(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
@@ -113,26 +107,28 @@ template <class T, int N> __device__ __forceinline__ void product_shared(float (
                  : "memory")
     constexpr bool brain = __is_same(T, bf16);
     if constexpr (N == 64 && brain) WEFT_PRODUCT("64", "bf16", WEFT_NAMES_32, "%32", "%33", "%34", WEFT_32);
-    else if constexpr (N == 64) WEFT_PRODUCT("64", "f16", WEFT_NAMES_32, "%32", "%33", "%34", WEFT_32);
-    else if constexpr (brain) WEFT_PRODUCT("128", "bf16", WEFT_NAMES_64, "%64", "%65", "%66", WEFT_64);
-    else WEFT_PRODUCT("128", "f16", WEFT_NAMES_64, "%64", "%65", "%66", WEFT_64);
+    if constexpr (N == 64 && !brain) WEFT_PRODUCT("64", "f16", WEFT_NAMES_32, "%32", "%33", "%34", WEFT_32);
+    if constexpr (N == 128 && brain) WEFT_PRODUCT("128", "bf16", WEFT_NAMES_64, "%64", "%65", "%66", WEFT_64);
+    if constexpr (N == 128 && !brain) WEFT_PRODUCT("128", "f16", WEFT_NAMES_64, "%64", "%65", "%66", WEFT_64);
 #undef WEFT_PRODUCT
 }
 
-/* d += a b with a in registers and b's 16 inner elements down the rows of its tile. */
-template <class T, int N> __device__ __forceinline__ void product_registers(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b)
+/* d (+)= a b with a in registers. DOWN: b's 16 inner elements lie down the rows of its tile, else along them. */
+template <class T, int N, int DOWN = 1>
+__device__ __forceinline__ void product_registers(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add = 1)
 {
     static_assert(N == 64 || N == 128, "columns of a product");
-#define WEFT_PRODUCT(COLUMNS, TYPE, NAMES, A, B, REGISTERS)                                                                               \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES "}, {" A "}, " B ", 1, 1, 1, 1;"          \
+#define WEFT_PRODUCT(COLUMNS, TYPE, NAMES, A, B, ADD, TURNED, REGISTERS)                                                                  \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADD ", 0;\n"                                                                           \
+                 "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES "}, {" A "}, " B ", p, 1, 1, " TURNED "; }" \
                  : REGISTERS(d)                                                                                                           \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                                                      \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(DOWN)                                                 \
                  : "memory")
     constexpr bool brain = __is_same(T, bf16);
-    if constexpr (N == 64 && brain) WEFT_PRODUCT("64", "bf16", WEFT_NAMES_32, "%32,%33,%34,%35", "%36", WEFT_32);
-    else if constexpr (N == 64) WEFT_PRODUCT("64", "f16", WEFT_NAMES_32, "%32,%33,%34,%35", "%36", WEFT_32);
-    else if constexpr (brain) WEFT_PRODUCT("128", "bf16", WEFT_NAMES_64, "%64,%65,%66,%67", "%68", WEFT_64);
-    else WEFT_PRODUCT("128", "f16", WEFT_NAMES_64, "%64,%65,%66,%67", "%68", WEFT_64);
+    if constexpr (N == 64 && brain) WEFT_PRODUCT("64", "bf16", WEFT_NAMES_32, "%32,%33,%34,%35", "%36", "%37", "%38", WEFT_32);
+    if constexpr (N == 64 && !brain) WEFT_PRODUCT("64", "f16", WEFT_NAMES_32, "%32,%33,%34,%35", "%36", "%37", "%38", WEFT_32);
+    if constexpr (N == 128 && brain) WEFT_PRODUCT("128", "bf16", WEFT_NAMES_64, "%64,%65,%66,%67", "%68", "%69", "%70", WEFT_64);
+    if constexpr (N == 128 && !brain) WEFT_PRODUCT("128", "f16", WEFT_NAMES_64, "%64,%65,%66,%67", "%68", "%69", "%70", WEFT_64);
 #undef WEFT_PRODUCT
 }
 

@@ -38,6 +38,9 @@ if(WEFT_HAVE_CUDA)
   if(first_arch MATCHES "^(9|1[0-9])") # programmatic dependent launch
     target_compile_definitions(weft_kernels_cuda PRIVATE WEFT_CUDA_DEPENDENT_LAUNCH=1)
   endif()
+  if("90a" IN_LIST WEFT_CUDA_ARCH) # wgmma and the tensor copy engine
+    target_compile_definitions(weft_kernels_cuda PRIVATE WEFT_CUDA_HOPPER=1)
+  endif()
   target_compile_definitions(weft_flags INTERFACE $<$<COMPILE_LANGUAGE:C>:WEFT_HAVE_CUDA=1>)
   set(WEFT_ALL_ROOMS ${WEFT_ALL_ROOMS} weft_kernels_cuda CACHE INTERNAL "")
   set(WEFT_ROOM_LIBRARIES ${WEFT_ROOM_LIBRARIES} CUDA::cudart_static CACHE INTERNAL "")
