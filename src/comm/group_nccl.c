@@ -97,9 +97,18 @@ weft_status weft__nccl_join(weft_group *group)
     return status;
 }
 
+/* A group that no registry knows is not renewed behind a failure. */
+static weft_status check_live(const weft_group *group)
+{
+    if (atomic_load_explicit(&group->nccl->state, memory_order_acquire) == WEFT__NCCL_LIVE) return WEFT_OK;
+    WEFT_TRY(weft_world_check(group->world));
+    return weft_fail(WEFT_CLOSED, "group %s: its communicator ended with a failure; make the group anew", group->name);
+}
+
 weft_status weft__nccl_check(const weft_group *group)
 {
     ncclResult_t state = ncclSuccess;
+    WEFT_TRY(check_live(group));
     ncclResult_t asked = ncclCommGetAsyncError(group->nccl->comm, &state);
     if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) return WEFT_OK;
     return failed(group, "a collective", asked != ncclSuccess ? asked : state);
@@ -198,6 +207,7 @@ static weft_status collective(weft_group *group, const weft__call *call, const v
 
 weft_status weft__nccl_collective(weft_group *group, const weft__call *call, const void *in, size_t bytes, void *out)
 {
+    WEFT_TRY(check_live(group));
     group->owner->nccl_calls++;
     atomic_store_explicit(&group->nccl->inside, weft__now(), memory_order_relaxed);
     weft_status status = collective(group, call, in, bytes, out);
@@ -220,6 +230,6 @@ weft_status weft__nccl_collective(weft_group *group, const weft__call *call, con
 
 weft_status weft__nccl_check(const weft_group *group) { return WEFT_OK; }
 void weft__nccl_leave(weft_group *group, int together) {}
-weft_status weft__nccl_agree(weft_rank *rank) { return WEFT_OK; }
+weft_status weft__nccl_recover(weft_rank *rank) { return WEFT_OK; }
 
 #endif

@@ -210,9 +210,9 @@ weft_status weft__nccl_load(void); /* opens NCCL, once in a process. UNSUPPORTED
 weft_status weft__nccl_join(weft_group *group);
 weft_status weft__nccl_collective(weft_group *group, const weft__call *call, const void *in, size_t bytes, void *out);
 weft_status weft__nccl_check(const weft_group *group); /* an error that came in the background */
-/* Collective over all ranks, behind a failure that was taken back: fails where communicators hold calls that
- * not all ranks have made, and would give the next ones their data. */
-weft_status weft__nccl_agree(weft_rank *rank);
+/* Collective over all ranks, behind a failure that was taken back: where communicators hold calls that not all
+ * ranks have made, which would give the next ones their data, the registered groups get new ones. */
+weft_status weft__nccl_recover(weft_rank *rank);
 void weft__nccl_leave(weft_group *group, int together); /* together: every member does it now, and none failed */
 
 /* ---- reduce.c ---- */
@@ -230,6 +230,7 @@ void weft__group_die(weft_group *group);
 void weft__forget_groups(weft_rank *rank);
 /* A failure that NCCL reported in the background on one of the rank's groups. */
 weft_status weft__check_groups(const weft_rank *rank);
+weft_status weft__renew_groups(weft_rank *rank); /* collective: new communicators for those that had one */
 /* ---- world.c ---- */
 /* A wait of this rank took too long: the rank that has done least is behind it. WEFT_OK when there is no other. */
 weft_status weft__blame(weft_world *world, int rank);

@@ -5,13 +5,15 @@
 
 #include "comm/internal.h"
 
-/* The list and `state`: under the world's lock. */
+enum { WEFT__NCCL_LIVE, WEFT__NCCL_UNWANTED, WEFT__NCCL_ABORTING, WEFT__NCCL_GONE };
+
+/* The list, `left` and changes of `state`: under the world's lock. */
 struct weft__nccl {
     struct weft__nccl *next; /* of the world */
     ncclComm_t comm;
     weft_world *world; /* retained by the watch */
     int rank;          /* the world's */
-    enum { WEFT__NCCL_LIVE, WEFT__NCCL_UNWANTED, WEFT__NCCL_ABORTING, WEFT__NCCL_GONE } state;
+    atomic_int state;
     int left;                         /* its rank uses it no more: whoever ends it frees it */
     _Atomic double inside;            /* when its rank went into a call that has not come back; 0: none */
     unsigned long long progress;      /* of the other ranks, when the watch last looked */

@@ -167,21 +167,51 @@ void weft__nccl_unwatch(struct weft__nccl *nccl, int together)
     if (whole || give_up(nccl)) free(nccl);
 }
 
-weft_status weft__nccl_agree(weft_rank *rank)
+/* ---- behind a failure that was taken back ---- */
+
+/* Whether this rank's communicators and stream are as if nothing had happened. A kernel that waits for a call
+ * which others never made keeps the stream from coming to rest. */
+static int is_whole(const weft_rank *rank)
 {
     weft_world *world = rank->world;
+    int live = 1;
+    pthread_mutex_lock(&world->lock);
+    for (const struct weft__nccl *n = world->nccls; n != NULL; n = n->next) live &= n->rank != rank->rank || n->state == WEFT__NCCL_LIVE;
+    pthread_mutex_unlock(&world->lock);
+    return live && (rank->cuda == NULL || weft_cuda_rests(rank->cuda, 1.5));
+}
+
+/* Ends all communicators of this rank, so that nothing on its stream waits any more. */
+static weft_status end_all(const weft_rank *rank)
+{
+    weft_world *world = rank->world;
+    pthread_mutex_lock(&world->lock);
+    for (struct weft__nccl *n = world->nccls; n != NULL; n = n->next)
+        if (n->rank == rank->rank && n->state == WEFT__NCCL_LIVE) n->state = WEFT__NCCL_UNWANTED;
+    pthread_mutex_unlock(&world->lock);
+    if (rank->cuda == NULL || weft_cuda_rests(rank->cuda, 2)) return WEFT_OK;
+    return weft_fail(WEFT_TIMEOUT, "GPU %d does not come to rest behind a failure", weft_cuda_index(rank->cuda));
+}
+
+weft_status weft__nccl_recover(weft_rank *rank)
+{
+    weft_world *world = rank->world;
+    int32_t mine[2], all[2 * WEFT__MAX_RANKS];
     pthread_mutex_lock(&world->lock);
     int used = world->nccls != NULL;
     pthread_mutex_unlock(&world->lock);
     if (!used) return WEFT_OK;
-    /* A kernel that waits for a call which others never made keeps its stream from coming to rest. */
-    int32_t mine[2] = {(int32_t)rank->nccl_calls, rank->cuda != NULL && !weft_cuda_rests(rank->cuda, 1)}, all[2 * WEFT__MAX_RANKS];
+    mine[0] = (int32_t)rank->nccl_calls;
+    mine[1] = is_whole(rank);
     WEFT_TRY(weft_group_all_gather(rank->everyone, mine, all, 2, WEFT_I32));
-    int same = 1;
-    for (int r = 0; r < world->world_size; r++) same &= all[2 * r] == all[0] && all[2 * r + 1] == 0;
-    if (same) return WEFT_OK;
-    return weft_fail(WEFT_NCCL, "the ranks failed in the middle of collectives between GPUs and cannot go on together; start them again. "
-                     "The failure was that of rank %d: %s", world->outcome.rank, world->outcome.message);
+    int whole = 1;
+    for (int r = 0; r < world->world_size; r++) whole &= all[2 * r] == all[0] && all[2 * r + 1];
+    if (whole) return WEFT_OK;
+    rank->nccl_calls = 0;
+    WEFT_TRY(end_all(rank));
+    WEFT_TRY(weft_group_barrier(rank->everyone)); /* before any has ended, none is made */
+    if (rank->cuda != NULL) weft_cuda_drop_graphs(rank->cuda); /* an abort waits for those that hold it */
+    return weft__renew_groups(rank);
 }
 
 #endif

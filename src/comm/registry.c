@@ -136,6 +136,18 @@ weft_status weft__check_groups(const weft_rank *rank)
     return WEFT_OK;
 }
 
+weft_status weft__renew_groups(weft_rank *rank)
+{
+    const struct weft_group_list *list = rank->groups;
+    for (int i = 0; list != NULL && i < list->count; i++) {
+        weft_group *group = list->groups[i];
+        if (group->nccl == NULL) continue;
+        weft__nccl_leave(group, 0);
+        WEFT_TRY(weft__nccl_join(group));
+    }
+    return WEFT_OK;
+}
+
 void weft_group_list_free(weft_group_list *list)
 {
     if (list == NULL) return;

@@ -80,5 +80,7 @@ weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes);
 weft_status weft_cuda_graph_begin(weft_cuda *cuda);
 weft_status weft_cuda_graph_end(weft_cuda *cuda, weft_cuda_graph **out);
 weft_status weft_cuda_graph_launch(weft_cuda_graph *graph);
+/* All graphs are stale, and what they hold is given back: for what they hold must go. */
+void weft_cuda_drop_graphs(weft_cuda *cuda);
 /* 0 once weft_cuda_moved was called behind its capture. */
 int weft_cuda_graph_fresh(const weft_cuda_graph *graph);

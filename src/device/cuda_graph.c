@@ -10,13 +10,23 @@ struct weft_cuda_graph {
     weft_cuda *cuda;
     cudaGraphExec_t exec;
     uint64_t generation;
+    struct weft_cuda_graph *next; /* of the GPU's */
 };
+
+static void end_exec(weft_cuda_graph *graph)
+{
+    /* A launch that still runs keeps what it needs. */
+    if (graph->exec != NULL && graph->cuda->cause[0] == 0) (void)cudaGraphExecDestroy(graph->exec);
+    graph->exec = NULL;
+}
 
 static void destroy(weft_object *object)
 {
     weft_cuda_graph *graph = (weft_cuda_graph *)object;
-    /* A launch that still runs keeps what it needs. */
-    if (graph->exec != NULL && graph->cuda->cause[0] == 0) (void)cudaGraphExecDestroy(graph->exec);
+    weft_cuda_graph **link = &graph->cuda->graphs;
+    while (*link != graph) link = &(*link)->next;
+    *link = graph->next;
+    end_exec(graph);
     weft_cuda_release(graph->cuda);
     free(graph);
 }
@@ -50,6 +60,8 @@ weft_status weft_cuda_graph_end(weft_cuda *cuda, weft_cuda_graph **out)
     weft_object_init(&graph->object, destroy);
     graph->cuda = weft_cuda_retain(cuda);
     graph->generation = cuda->generation;
+    graph->next = cuda->graphs;
+    cuda->graphs = graph;
     *out = graph;
     return WEFT_OK;
 }
@@ -57,8 +69,15 @@ weft_status weft_cuda_graph_end(weft_cuda *cuda, weft_cuda_graph **out)
 weft_status weft_cuda_graph_launch(weft_cuda_graph *graph)
 {
     WEFT_TRY(weft__cuda_usable(graph->cuda));
+    if (graph->exec == NULL) return weft_fail(WEFT_CLOSED, "a graph was launched behind a failure that ended it; capture it again");
     cudaError_t error = cudaGraphLaunch(graph->exec, graph->cuda->stream);
     return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(graph->cuda, "launching a graph", error);
+}
+
+void weft_cuda_drop_graphs(weft_cuda *cuda)
+{
+    weft_cuda_moved(cuda);
+    for (weft_cuda_graph *graph = cuda->graphs; graph != NULL; graph = graph->next) end_exec(graph);
 }
 
 int weft_cuda_graph_fresh(const weft_cuda_graph *graph)

@@ -35,6 +35,7 @@ struct weft_cuda {
     void *check_context;
     double timeout;
     uint64_t generation;
+    struct weft_cuda_graph *graphs; /* all of them */
     char cause[256]; /* what ruined the context; empty: nothing */
 
     weft__pinned staging[2], outgoing[2];

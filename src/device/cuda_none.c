@@ -45,6 +45,7 @@ weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes) { return no
 weft_status weft_cuda_graph_begin(weft_cuda *cuda) { return none(); }
 weft_status weft_cuda_graph_end(weft_cuda *cuda, weft_cuda_graph **out) { return none(); }
 weft_status weft_cuda_graph_launch(weft_cuda_graph *graph) { return none(); }
+void weft_cuda_drop_graphs(weft_cuda *cuda) {}
 int weft_cuda_graph_fresh(const weft_cuda_graph *graph) { return 0; }
 
 #endif
