@@ -1,5 +1,6 @@
 --- The targets of weft on H200 and what this machine reaches (scripts/gpu-bench): runs `weft bench`, the kernels' own bench
--- and PyTorch, one after the other, and puts their figures into one table. Every time is a median of at least five.
+-- and PyTorch, and puts their figures into one table. Every time is a median of at least five. One thing runs after the
+-- other; with two GPUs PyTorch has the second one while weft is timed on the first.
 local core = require "weft.core"
 
 local build, logs = arg[1], arg[2]
@@ -23,27 +24,33 @@ local llama, minimax = configs .. "meta-llama--Meta-Llama-3.1-8B_config.json", c
 
 local number = 0
 
---- The output of a command, also written to LOGS; nil and a reason when it fails.
-local function run(what, seconds, command)
-  number = number + 1
-  local path = ("%s/%02d.log"):format(logs, number)
-  local began = core.now()
-  io.stderr:write(("gpu-bench: %s\n"):format(what))
-  local code = os.execute(("timeout %d %s >'%s' 2>'%s.err'"):format(seconds, command, path, path))
-  local file = assert(io.open(path, "rb"))
-  local text = file:read "*a"
-  file:close()
-  local head = assert(io.open(path .. ".command", "wb"))
-  head:write(command, ("\n%.1f s, exit %s\n"):format(core.now() - began, tostring(code)))
-  head:close()
-  if code ~= 0 then
-    local err = io.open(path .. ".err", "rb")
-    local line = err:read "*l" or "it did not end in time"
-    err:close()
-    return nil, line
-  end
+local function slurp(path)
+  local file = io.open(path, "rb")
+  local text = file and file:read "*a"
+  if file then file:close() end
   return text
 end
+
+--- Starts a command; its output goes to a file in LOGS. done(): the output, or nil and a reason; waits for the end.
+-- gpu: the one that it sees as its only one; nil: all.
+local function start(what, seconds, command, gpu)
+  number = number + 1
+  local path, began = ("%s/%02d.log"):format(logs, number), core.now()
+  local file = assert(io.open(path .. ".command", "wb"))
+  file:write(command, "\n")
+  file:close()
+  io.stderr:write(("gpu-bench: %s\n"):format(what))
+  os.remove(path .. ".exit")
+  os.execute(("(%s timeout %d %s >'%s' 2>'%s.err'; echo $? >'%s.exit.part'; mv '%s.exit.part' '%s.exit') &")
+    :format(gpu and "CUDA_VISIBLE_DEVICES=" .. gpu or "", seconds, command, path, path, path, path, path))
+  return function()
+    while not slurp(path .. ".exit") and core.now() - began < seconds + 10 do os.execute "sleep 0.1" end
+    if slurp(path .. ".exit") == "0\n" then return slurp(path) end
+    return nil, (slurp(path .. ".err") or ""):match "[^\n]+" or "it did not end in time"
+  end
+end
+
+local function run(what, seconds, command) return start(what, seconds, command)() end
 
 local function bench(what, seconds, flags)
   local text, why = run(what, seconds, ("%s/weft bench --load-format dummy --dtype bfloat16 --steps 64 --json %s"):format(build, flags))
@@ -68,8 +75,10 @@ end
 
 local rows = {}
 
+-- peer: a text, or a function that gives one at the end.
 local function row(name, what, target, measured, peer)
   rows[#rows + 1] = { name, what, target, measured, peer or "-" }
+  io.stderr:write(("  %-4s %-58s %-20s %s\n"):format(name, what, target, measured)) -- also of a run that is stopped
 end
 
 local function missing(name, what, target, why) row(name, what, target, "not measured: " .. why:gsub("^weft: ", ""):sub(1, 60)) end
@@ -86,31 +95,38 @@ end
 
 local peer = {}
 
-local function measure_peers()
-  local text = io.open "scripts/peer_llama.py" and wanted("T1", "T4", "T5")
-    and run("PyTorch: a step of Llama-3.1-8B's shape, and transformers' prefill", 170, "python3 scripts/peer_llama.py --batch 1 32")
-  for l in (text or ""):gmatch "[^\n]+" do
-    local ok, value = pcall(core.json.decode, l)
-    if ok and value.decode_batch then peer["batch" .. value.decode_batch] = value.ms end
-    if ok and value.prefill then peer.prefill = value.ms end
+-- Both begin; what is returned waits for them and fills `peer`.
+local function start_peers(gpu)
+  local llama_done = io.open "scripts/peer_llama.py" and wanted("T1", "T4", "T5")
+    and start("PyTorch: a step of Llama-3.1-8B's shape, and transformers' prefill", 170, "python3 scripts/peer_llama.py --batch 1 32", gpu)
+  local function finish()
+    for l in (llama_done and llama_done() or ""):gmatch "[^\n]+" do
+      local ok, value = pcall(core.json.decode, l)
+      if ok and value.decode_batch then peer["batch" .. value.decode_batch] = value.ms end
+      if ok and value.prefill then peer.prefill = value.ms end
+    end
+    local text = io.open "scripts/peer_attention.py" and wanted "T6" and run("PyTorch: attention", 60, "python3 scripts/peer_attention.py 8192 32768")
+    for name, queries, tflops in (text or ""):gmatch "([%w-]+) attention, (%d+) queries%s+[%d.]+ us%s+([%d.]+) TFLOP/s" do
+      local key = "attention" .. queries
+      if not peer[key] or tonumber(tflops) > peer[key].tflops then peer[key] = { name = name, tflops = tonumber(tflops) } end
+    end
   end
-  text = io.open "scripts/peer_attention.py" and wanted "T6" and run("PyTorch: attention", 60, "python3 scripts/peer_attention.py 8192 32768")
-  for name, queries, tflops in (text or ""):gmatch "([%w-]+) attention, (%d+) queries%s+[%d.]+ us%s+([%d.]+) TFLOP/s" do
-    local key = "attention" .. queries
-    if not peer[key] or tonumber(tflops) > peer[key].tflops then peer[key] = { name = name, tflops = tonumber(tflops) } end
-  end
+  return finish
 end
 
 local function decode_text(d)
   return ("%.2f ms, %.0f tok/s, %.0f%% of copy"):format(d.ms, d.tok_per_s, d.percent_of_copy)
 end
 
-local function peer_text(ms, mine) return ms and ("%.2f ms (%.2f x)"):format(ms, ms / mine) end
+-- PyTorch's milliseconds under `key`, and how many times ours they are.
+local function peer_text(key, mine)
+  return function() return peer[key] and ("%.2f ms (%.2f x)"):format(peer[key], peer[key] / mine) or "-" end
+end
 
-local function decode_row(name, what, target, seconds, flags, peer_ms)
+local function decode_row(name, what, target, seconds, flags, peer_key)
   local r, why = bench(what, seconds, flags)
   if not r then return missing(name, what, target, why) end
-  row(name, what, target, decode_text(r.decode), peer_text(peer_ms, r.decode.ms))
+  row(name, what, target, decode_text(r.decode), peer_key and peer_text(peer_key, r.decode.ms))
   return r
 end
 
@@ -118,10 +134,10 @@ local function measure_llama()
   local one = "--model " .. llama .. " --context 1024 "
   if wanted("T1", "T5", "T13") then
     local r = decode_row("T1", "Llama-3.1-8B, bf16, batch 1, one GPU", "3.75 ms, 267 tok/s", 60,
-      one .. "--batch 1 --prefill 8192 --prefill-chunk 8192 --max-batch-tokens 8192", peer.batch1)
+      one .. "--batch 1 --prefill 8192 --prefill-chunk 8192 --max-batch-tokens 8192", "batch1")
     if r then
       row("T5", "same, prefill of 8192", "215 ms", ("%.0f ms, %.0f tok/s"):format(r.prefill.ms, r.prefill.tok_per_s),
-        peer_text(peer.prefill, r.prefill.ms))
+        peer_text("prefill", r.prefill.ms))
       row("T13", "same, host time of a step", "20 us", ("%.0f us"):format(r.decode.host_us))
     end
   end
@@ -130,8 +146,7 @@ local function measure_llama()
       weight_block_size = core.json.array { 128, 128 }, modules_to_not_convert = core.json.array { "lm_head" } } })
     decode_row("T2", "same, fp8 blocks, batch 1", "2.30 ms, 435 tok/s", 60, "--model " .. fp8 .. " --context 1024 --batch 1")
   end
-  if wanted "T4" then decode_row("T4", "same, bf16, batch 32", "1.15 x PyTorch", 60, one .. "--batch 32", peer.batch32) end
-  if wanted "T3" and gpus >= 2 then decode_row("T3", "same, bf16, batch 1, two GPUs", "2.15 ms, 465 tok/s", 60, one .. "--batch 1 -tp 2") end
+  if wanted "T4" then decode_row("T4", "same, bf16, batch 32", "1.15 x PyTorch", 60, one .. "--batch 32", "batch32") end
 end
 
 local function measure_kernels()
@@ -143,10 +158,14 @@ local function measure_kernels()
   end
   local function rate(f) return ("%.1f us%s"):format(f.us, f.percent and (", %.0f%% of copy"):format(f.percent) or "") end
   for _, queries in ipairs { 8192, 32768 } do
-    local best = peer["attention" .. queries]
     local found = from("T6", ("causal attention, 32/8 heads, %d"):format(queries), "PyTorch's best", ("attention 1 x %d queries over %d,"):format(queries, queries),
       function(f) return ("%.0f TFLOP/s"):format(f.tflops) end)
-    if found and best then rows[#rows][5] = ("%.0f TFLOP/s (%s; %.2f x)"):format(best.tflops, best.name, found.tflops / best.tflops) end
+    if found then
+      rows[#rows][5] = function()
+        local best = peer["attention" .. queries]
+        return best and ("%.0f TFLOP/s (%s; %.2f x)"):format(best.tflops, best.name, found.tflops / best.tflops) or "-"
+      end
+    end
   end
   from("T7", "decode attention, 1 x 1024", "8 us", "attention 1 x 1 queries over 1024, page 16", rate)
   from("T7", "same, 1 x 131072", "90% of copy", "attention 1 x 1 queries over 131072, page 16", rate)
@@ -154,26 +173,32 @@ local function measure_kernels()
   from("T10", "MiniMax-M2 experts, 1 token, one of two ranks", "20 us", "experts", rate)
 end
 
-local function measure_sums()
-  local text, why = run("sums between GPUs", 60, build .. "/weft lua scripts/bench-comm.lua gpu 2")
-  local peer_us, nccl_us = (text or ""):match "all_reduce%s+8%.0%s+([%d.]+)%s+([%d.]+)"
-  if peer_us then row("T8", "all-reduce of 8 KB, two GPUs", "2.6 us", peer_us .. " us", ("NCCL: %s us"):format(nccl_us))
-  else missing("T8", "all-reduce of 8 KB, two GPUs", "2.6 us", why or "no such line") end
-  text, why = run("kernels over peer memory", 60, build .. "/weft_gpu_peer time")
-  local function of(name, rows) return (text or ""):match(name:gsub("%p", "%%%0") .. "%s+" .. rows .. " x %d+%s+threads%s+%d+%s+([%d.]+) us") end
-  local exchange = of("exchange and merge, 32 heads", 1)
-  if exchange then row("T8", "exchange and merge, 32 heads, 1 token", "3.5 us", exchange .. " us")
-  else missing("T8", "exchange and merge, 32 heads, 1 token", "3.5 us", why or "no such line") end
-  for _, tokens in ipairs { 1, 64 } do
-    local what, target = ("norms of q and k over two ranks, %d token%s"):format(tokens, tokens == 1 and "" or "s"), "half of parts"
-    local together, parts = of("norms of q and k, one launch", tokens), of("the same in five launches", tokens)
-    if together and parts then row("T9", what, target, ("%s us, %.2f x its parts"):format(together, together / parts), ("parts over peer memory: %s us"):format(parts))
-    else missing("T9", what, target, why or "no such line") end
+-- Small collectives: over peer memory by their own bench, over NCCL by bench-comm.lua.
+local function measure_collectives()
+  local text, why = run("collectives over peer memory", 30, build .. "/weft_gpu_peer time")
+  local nccl = run("collectives over NCCL", 30, ("%s/weft lua scripts/bench-comm.lua gpu 2"):format(build)) or ""
+  local function us(name) return text and line(text, name .. " ") and line(text, name .. " ").us end
+  local function nccl_us(kilobytes) return tonumber(nccl:match("all_reduce%s+" .. kilobytes .. "%s+[%d.]+%s+([%d.]+)")) end
+  local sum, exchange = us "sum of 8 KB", us "exchange and merge, 32 heads, 1 tokens"
+  if not (sum and exchange) then return missing("T8", "sum of 8 KB, two GPUs", "2.6 us", why or "no such line") end
+  local other = nccl_us "8%.0"
+  row("T8", "sum of 8 KB, two GPUs", "2.6 us", ("%.2f us%s"):format(sum, other and (", NCCL %.2f us"):format(other) or ""))
+  row("T8", "exchange and merge of one token, 32 heads", "3.5 us", ("%.2f us"):format(exchange))
+  local small = nccl_us "0%.5"
+  for _, tokens in ipairs { 1, 128 } do
+    local fused, pieces = us(("norms of q and k, %d tokens"):format(tokens)), us(("their four kernels alone, %d tokens"):format(tokens))
+    if fused and pieces and small then
+      row("T9", ("MiniMax-M2's QK norm over two GPUs, %d tokens"):format(tokens), "0.5 x NCCL's",
+        ("%.2f / %.2f us, %.2f x"):format(fused, pieces + small, fused / (pieces + small)))
+    end
   end
 end
 
 local function measure_two()
-  if wanted("T8", "T9") then measure_sums() end
+  if wanted "T3" then
+    decode_row("T3", "Llama-3.1-8B, bf16, batch 1, two GPUs", "2.15 ms, 465 tok/s", 60, "--model " .. llama .. " --context 1024 --batch 1 -tp 2")
+  end
+  if wanted("T8", "T9") then measure_collectives() end
   if wanted "T11" then
     local what, target = "MiniMax-M2.5, fp8, two GPUs, batch 1", "5.0 ms, 200 tok/s"
     local best, why, label
@@ -203,10 +228,16 @@ local function measure_two()
 end
 
 local began = core.now()
-measure_peers()
+local visible = {}
+for id in (os.getenv "CUDA_VISIBLE_DEVICES" or "0,1"):gmatch "[^,]+" do visible[#visible + 1] = id end
+local finish_peers = start_peers(gpus >= 2 and visible[2] or nil)
+if gpus < 2 then finish_peers() end
 measure_llama()
 if wanted("T6", "T7", "T10") then measure_kernels() end
-if gpus >= 2 then measure_two() end
+if gpus >= 2 then
+  finish_peers()
+  measure_two()
+end
 local rank_of = function(name) return tonumber(name:match "%d+") end
 for i, r in ipairs(rows) do r.place = i end
 table.sort(rows, function(a, b)
@@ -216,6 +247,9 @@ table.sort(rows, function(a, b)
 end)
 local name = core.gpu.describe(0)
 print(("%-4s %-58s %-20s %-40s %s"):format("", name .. (gpus > 1 and (" x %d"):format(gpus) or ""), "target (H200)", "measured", "PyTorch, same run"))
-for _, r in ipairs(rows) do print(("%-4s %-58s %-20s %-40s %s"):format(unpack(r, 1, 5))) end
+for _, r in ipairs(rows) do
+  if type(r[5]) == "function" then r[5] = r[5]() end
+  print(("%-4s %-58s %-20s %-40s %s"):format(unpack(r, 1, 5)))
+end
 print(("gpu-bench: %d figures in %.0f s; full outputs in %s"):format(#rows, core.now() - began, logs))
 return 0
