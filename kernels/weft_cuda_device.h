@@ -40,6 +40,23 @@ typedef struct weft_cuda_finish_args {
 } weft_cuda_finish_args;
 weft_status weft_cuda_finish_logits(const weft_cuda_finish_args *args, void *stream);
 
+/* ids[r]: the id of the best of row r over `world` ranks, whose candidates lie one behind another: (rows)
+ * float32 values, then (rows) int32 ids. Ties go to the lower id; -1 where no value is a number above -inf. */
+typedef struct weft_cuda_choose_args {
+    const void *candidates; /* (world, 2, rows) */
+    int32_t *ids;           /* (rows) */
+    int64_t world, rows;
+} weft_cuda_choose_args;
+weft_status weft_cuda_choose(const weft_cuda_choose_args *args, void *stream);
+
+/* ids[t] below zero become chosen[-1 - ids[t]]. */
+typedef struct weft_cuda_follow_ids_args {
+    int32_t *ids;          /* (tokens) */
+    const int32_t *chosen; /* (rows) */
+    int64_t tokens, rows;
+} weft_cuda_follow_ids_args;
+weft_status weft_cuda_follow_ids(const weft_cuda_follow_ids_args *args, void *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -87,6 +87,30 @@ __global__ void finish_logits(const weft_cuda_finish_args a)
     }
 }
 
+__global__ void __launch_bounds__(DEVICE_THREADS) choose(const weft_cuda_choose_args a)
+{
+    dependency_wait();
+    for (int64_t r = blockIdx.x * (int64_t)DEVICE_THREADS + threadIdx.x; r < a.rows; r += (int64_t)gridDim.x * DEVICE_THREADS) {
+        float best = minus_inf();
+        int32_t id = -1;
+        for (int64_t w = 0; w < a.world; w++) {
+            const float value = ((const float *)a.candidates)[2 * w * a.rows + r];
+            const int32_t other = ((const int32_t *)a.candidates)[(2 * w + 1) * a.rows + r];
+            if (value > best || (value == best && id >= 0 && other < id)) best = value, id = other;
+        }
+        a.ids[r] = id;
+    }
+}
+
+__global__ void __launch_bounds__(DEVICE_THREADS) follow_ids(const weft_cuda_follow_ids_args a)
+{
+    dependency_wait();
+    for (int64_t t = blockIdx.x * (int64_t)DEVICE_THREADS + threadIdx.x; t < a.tokens; t += (int64_t)gridDim.x * DEVICE_THREADS) {
+        const int64_t row = -1 - (int64_t)a.ids[t];
+        if (row >= 0 && row < a.rows) a.ids[t] = a.chosen[row];
+    }
+}
+
 } // namespace weft
 
 using namespace weft;
@@ -118,4 +142,18 @@ extern "C" weft_status weft_cuda_finish_logits(const weft_cuda_finish_args *a, v
     if (a->rows < 1 || a->cols < 1 || (a->scale == 1.0f && a->real == a->cols)) return WEFT_OK;
     launch(finish_logits, blocks_for(a->rows * a->cols), DEVICE_THREADS, 0, stream, *a);
     return launched("logits");
+}
+
+extern "C" weft_status weft_cuda_choose(const weft_cuda_choose_args *a, void *stream)
+{
+    if (a->rows < 1) return WEFT_OK;
+    launch(choose, blocks_for(a->rows), DEVICE_THREADS, 0, stream, *a);
+    return launched("choosing tokens");
+}
+
+extern "C" weft_status weft_cuda_follow_ids(const weft_cuda_follow_ids_args *a, void *stream)
+{
+    if (a->tokens < 1 || a->rows < 1) return WEFT_OK;
+    launch(follow_ids, blocks_for(a->tokens), DEVICE_THREADS, 0, stream, *a);
+    return launched("ids of the step before");
 }

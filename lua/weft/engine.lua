@@ -10,6 +10,10 @@
 -- A step is one forward pass of a ragged batch: every running request gives its next token or its
 -- next chunk of prompt, within a token budget. Requests join and leave at any step. Rank 0 decides
 -- and publishes the step record; all ranks execute it (session.lua).
+--
+-- Where the GPUs choose the tokens, a decode step is launched before those of the step in front are known: it
+-- names them by their rows, so the GPUs never wait for this file. A request that turns out to have ended is in
+-- one step too many, whose token is dropped. (`ahead = true` does the same on CPUs, for specs.)
 local core = require "weft.core"
 local errors = require "weft.errors"
 local gpu = require "weft.gpu"
@@ -21,7 +25,7 @@ Engine.__index = Engine
 local short = { tp = "tensor_parallel_size", tpa = "tensor_parallel_size_attention", dcp = "decode_context_parallel_size",
   ep = "expert_parallel_size" }
 
-local option_names = { policy = true, cache_tokens = true, script = true, prefix_reuse = true }
+local option_names = { policy = true, cache_tokens = true, script = true, prefix_reuse = true, ahead = true }
 for _, name in ipairs { "model", "device", "dtype", "load_format", "quantization", "block_size", "kv_cache_bytes",
   "gpu_memory_utilization", "max_batch", "max_batch_tokens", "prefill_chunk", "eager", "oversubscribe", "timeout", "verbose",
   "seed", "plan", "tensor_parallel_size", "tensor_parallel_size_attention", "decode_context_parallel_size", "dcp_comm_backend",
@@ -56,6 +60,7 @@ function Engine:close()
   local finish = self.end_ranks
   self.closed = true
   self.end_ranks = nil
+  self:land()
   for _, list in ipairs { self.running, self.waiting } do
     for _, request in ipairs(list) do request:cancel() end
   end
@@ -80,7 +85,9 @@ function Engine.new(session, options)
     -- Pages behind a window are given away, so that prefixes do not stay whole.
     wants_prefix_reuse = options.prefix_reuse ~= false,
     prefix_reuse = options.prefix_reuse ~= false and not session.window,
-    record = core.step(), waiting = {}, running = {}, submitted = 0, preemptions = 0,
+    record = core.step(), spare = core.step(), -- two: the step in flight, and the one that follows it
+    ahead = options.ahead or session.graphs ~= nil, -- whether steps follow one in flight
+    waiting = {}, running = {}, submitted = 0, preemptions = 0,
     timing = { prefill_s = 0, prefill_tokens = 0, decode_s = 0, decode_tokens = 0, steps = 0 },
     log = session.log,
   }, Engine)
@@ -88,6 +95,7 @@ end
 
 --- The session has another cache: what was in the old one is computed again from the tokens.
 function Engine:rebind()
+  self:land()
   local session = self.session
   for i = #self.running, 1, -1 do
     local request = table.remove(self.running, i)
@@ -101,6 +109,8 @@ end
 
 --- After a failure at the prompt: what was running is cancelled, what waits stays.
 function Engine:recover()
+  self.flight = nil
+  self.session:forget()
   for _, request in ipairs(self.running) do request:cancel() end
   self.prefix_reuse = self.wants_prefix_reuse and not self.window
 end
@@ -244,25 +254,53 @@ local function is_decode(batch)
   return true
 end
 
--- The step record's tables, from the batch.
+-- The step record's tables, from the batch. An entry with a row gets what that row of the step in flight draws.
 function Engine:describe(batch)
   local requests, gather = {}, false
   for i, entry in ipairs(batch) do
-    local request, ids = entry.request, {}
-    for k = 1, entry.count do ids[k] = request.tokens[request.computed + k] end
-    entry.samples = request.computed + entry.count == #request.tokens
-    entry.all_logits = entry.samples and request:needs_all_logits()
+    local request, ids, start = entry.request, {}, entry.request.computed
+    if entry.row then
+      ids[1], start = -entry.row, start + 1
+      entry.samples = true
+    else
+      for k = 1, entry.count do ids[k] = request.tokens[start + k] end
+      entry.samples = start + entry.count == #request.tokens
+      entry.all_logits = entry.samples and request:needs_all_logits()
+    end
     gather = gather or entry.all_logits
     requests[i] = {
-      ids = ids, start = request.computed, blocks = request.blocks, sample = entry.samples,
+      ids = ids, start = start, blocks = request.blocks, sample = entry.samples,
       temperature = request.temperature, seed = request.seed,
     }
   end
+  batch.decodes = not gather and is_decode(batch)
   local record = { requests = requests, block_tokens = self.block_tokens, gather_logits = gather }
-  if self.session.graphs and not gather and is_decode(batch) then
-    record.graph, record.pad_to = true, gpu.bucket(#batch)
-  end
+  if self.session.graphs and batch.decodes then record.graph, record.pad_to = true, gpu.bucket(#batch) end
   return record
+end
+
+-- Begins the step of a batch on all ranks; gives the batch.
+function Engine:launch(batch)
+  self.record, self.spare = self.spare, self.record
+  self.record:build(self:describe(batch))
+  self.record:publish()
+  self.session:launch(self.record)
+  return batch
+end
+
+-- The step behind the one in flight, begun, when it is certain who takes part in it; else nil.
+function Engine:follow(flight)
+  if not self.ahead or not flight.decodes or #self.waiting > 0 or #flight ~= #self.running then return nil end
+  for _, entry in ipairs(flight) do
+    local request = entry.request
+    if request.cancelled or request.state ~= "running" or #request.output_ids + 1 >= request.limit then return nil end
+  end
+  local batch = {}
+  for i, entry in ipairs(flight) do
+    if not self:grow(entry.request, entry.request.computed + 2) then return nil end
+    batch[i] = { request = entry.request, count = 1, row = i }
+  end
+  return self:launch(batch)
 end
 
 -- Draws with filters from the whole row (rank 0 has it).
@@ -276,39 +314,57 @@ local function draw(request, row)
   })
 end
 
---- One step. Returns false when there is nothing to do.
-function Engine:step()
-  local batch = self:schedule()
-  if #batch == 0 then return #self.waiting > 0 or #self.running > 0 end
-  local began = core.now()
-  self.record:build(self:describe(batch))
-  self.record:publish()
-  local ids, logits = self.session:execute(self.record)
-  local timing, prefill, drawn = self.timing, 0, 0
-  local finished, raised = {}, nil
-  for _, entry in ipairs(batch) do
+-- The end of the step in flight: its tokens go to their requests. Gives the tokens of prompts that were computed,
+-- how many were drawn, and what a callback raised.
+function Engine:settle(flight)
+  local ids, logits = self.session:take()
+  local prefill, drawn, finished, raised = 0, 0, {}, nil
+  for _, entry in ipairs(flight) do
     local request = entry.request
-    if request.computed < request.prompt_length then prefill = prefill + entry.count end
-    local before = math.floor(request.computed / self.block_tokens)
-    request.computed = request.computed + entry.count
-    if self.prefix_reuse and math.floor(request.computed / self.block_tokens) > before then
-      self.pool:commit(request.blocks, request.tokens, request.computed)
-    end
-    self:release_behind_window(request)
-    if entry.samples then
-      drawn = drawn + 1
-      local id = ids and ids[drawn]
-      if entry.all_logits then id = draw(request, logits:select(0, drawn - 1)) end
-      local reason, failure = request:push(id)
-      if reason then finished[request] = reason end
-      raised = raised or failure
+    if entry.samples then drawn = drawn + 1 end
+    -- One that ended or was cancelled while the step was in flight is not told what it drew.
+    if request.state == "running" and not (entry.row and request.cancelled) then
+      if request.computed < request.prompt_length then prefill = prefill + entry.count end
+      local before = math.floor(request.computed / self.block_tokens)
+      request.computed = request.computed + entry.count
+      if self.prefix_reuse and math.floor(request.computed / self.block_tokens) > before then
+        self.pool:commit(request.blocks, request.tokens, request.computed)
+      end
+      self:release_behind_window(request)
+      if entry.samples then
+        local id = ids and ids[drawn]
+        if entry.all_logits then id = draw(request, logits:select(0, drawn - 1)) end
+        local reason, failure = request:push(id)
+        if reason then finished[request] = reason end
+        raised = raised or failure
+      end
     end
   end
   for i = #self.running, 1, -1 do
     local reason = finished[self.running[i]]
     if reason then self:finish(table.remove(self.running, i), reason) end
   end
-  local seconds = core.now() - began
+  return prefill, drawn, raised
+end
+
+--- Ends the step in flight, if there is one, and begins no other.
+function Engine:land()
+  local flight = self.flight
+  self.flight = nil
+  if flight then self:settle(flight) end
+end
+
+--- One step. Returns false when there is nothing to do.
+function Engine:step()
+  local began, flight = core.now(), self.flight
+  if not flight then
+    local batch = self:schedule()
+    if #batch == 0 then return #self.waiting > 0 or #self.running > 0 end
+    flight = self:launch(batch)
+  end
+  self.flight = self:follow(flight)
+  local prefill, drawn, raised = self:settle(flight)
+  local timing, seconds = self.timing, core.now() - began
   timing.steps = timing.steps + 1
   if prefill > 0 then
     timing.prefill_s, timing.prefill_tokens = timing.prefill_s + seconds, timing.prefill_tokens + prefill
@@ -332,6 +388,7 @@ end
 
 -- One step of one request by hand: tokens [at, at + #ids), all their logits.
 function Engine:feed(request, ids, at)
+  self:land()
   self:pages(request, at + #ids)
   self.record:build {
     requests = { { ids = ids, start = at, blocks = request.blocks, logits = "all" } },

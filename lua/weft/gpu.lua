@@ -1,8 +1,9 @@
 --- Sessions on a GPU: opening it, the room for the cache, steps that run as captured graphs.
 --
 -- A decode step whose batch fits a bucket is padded to it (engine.lua). The first step of its kind
--- runs launch by launch, the second is captured, all others replay what was captured. The sampler's
--- result is fetched behind it: the one place where a step waits.
+-- runs launch by launch, the second is captured, all others replay what was captured. Tokens are chosen
+-- on the GPUs and their copy to the host begins behind the step: the one place where rank 0 waits is for
+-- that copy, and by then the next step is on its way. Eager sessions choose on the host.
 local core = require "weft.core"
 
 local gpu = {}
@@ -46,10 +47,12 @@ function gpu.bucket(count)
 end
 
 local function forward(session, step)
+  if session.graphs and step.graph_key then session.sampler:follow(step) end
   local hidden = session.model.forward(step)
   if step.num_logits == 0 then return nil end
   local logits = session.model.lm_head:forward(core.gather_rows(hidden, step.rows))
   session.sampler:launch(logits, step)
+  if session.graphs then session.sampler:decide() end
   return logits
 end
 
@@ -77,18 +80,27 @@ local function graph_for(session, step)
   return graph
 end
 
---- Session:execute on a GPU.
-function gpu.execute(session, step)
+--- Session:launch on a GPU. Gives what gpu.take wants.
+function gpu.launch(session, step)
   step:upload()
   local graph, logits = graph_for(session, step), nil
   if graph then graph:launch() else logits = forward(session, step) end
-  if step.num_logits == 0 then return nil end
-  local full
-  if step.gather_logits then full = core.to_host(session.model.lm_head:gather(logits)) end
-  local began = core.now()
-  local ids = session.sampler:take(step)
+  local launched = { step = step, rows = step.num_logits }
+  if launched.rows == 0 then return launched end
+  if step.gather_logits then launched.logits = core.to_host(session.model.lm_head:gather(logits)) end
+  if session.graphs and session.rank.rank == 0 then session.sampler:fetch(step) end
+  return launched
+end
+
+--- Session:take on a GPU. Ranks other than 0 learn no ids where the GPUs choose.
+function gpu.take(session, launched)
+  local began, ids = core.now(), nil
+  if session.graphs and session.rank.rank ~= 0 then core.gpu.pace()
+  elseif launched.rows == 0 then return nil
+  elseif session.graphs then ids = session.sampler:fetched(launched.rows)
+  else ids = session.sampler:take(launched.step) end
   session.waited = session.waited + core.now() - began
-  return ids, full
+  return ids, launched.logits
 end
 
 --- In place: a session that is being rebuilt shares the table with the one it replaces.

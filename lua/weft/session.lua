@@ -11,24 +11,57 @@ local Parts = require "weft.parts"
 local Session = {}
 Session.__index = Session
 
---- One forward pass on this rank: ids drawn (rows that need no filters) and, when the record asks,
--- all logits (float32 [rows, vocab]).
-function Session:execute(step)
+-- On a CPU: the ids that the step before drew take the places that name them.
+local function follow(session, step)
+  for i = 0, step.num_tokens - 1 do
+    local id = step.ids:get(i)
+    if id < 0 then step.ids:set(session.drawn[-id], i) end
+  end
+end
+
+--- Begins one forward pass on this rank. On a GPU it may still run when this returns; session:take() ends it.
+-- Another one may begin in between.
+function Session:launch(step)
   core.begin_step()
-  if self.device == "cuda" then return gpu.execute(self, step) end
-  local hidden = self.model.forward(step)
-  if type(hidden) ~= "userdata" then
-    errors.raise { code = "invalid", message = ("forward of model '%s' must return the hidden states, a tensor [tokens, hidden_size], got %s")
-      :format(self.name, type(hidden)) }
+  local launched
+  if self.device == "cuda" then
+    launched = gpu.launch(self, step)
+  else
+    if step.follows then follow(self, step) end
+    local hidden = self.model.forward(step)
+    if type(hidden) ~= "userdata" then
+      errors.raise { code = "invalid", message = ("forward of model '%s' must return the hidden states, a tensor [tokens, hidden_size], got %s")
+        :format(self.name, type(hidden)) }
+    end
+    launched = {}
+    if step.num_logits > 0 then
+      local logits = self.model.lm_head:forward(core.gather_rows(hidden, step.logits_indices))
+      if step.gather_logits then launched.logits = self.model.lm_head:gather(logits) end
+      launched.ids = self.sampler:forward_step(logits, step)
+      self.drawn = launched.ids
+    end
   end
-  if step.num_logits == 0 then return nil end
-  local rows = core.gather_rows(hidden, step.logits_indices)
-  local logits = self.model.lm_head:forward(rows)
-  if step.gather_logits then
-    local full = self.model.lm_head:gather(logits)
-    return self.sampler:forward_step(logits, step), full
-  end
-  return self.sampler:forward_step(logits, step)
+  table.insert(self.launched, launched)
+end
+
+--- The end of the oldest pass that was begun: ids drawn (rows that need no filters) and, when the record asked,
+-- all logits (float32 [rows, vocab]).
+function Session:take()
+  local launched = table.remove(self.launched, 1)
+  if self.device == "cuda" then return gpu.take(self, launched) end
+  return launched.ids, launched.logits
+end
+
+--- One forward pass, from begin to end.
+function Session:execute(step)
+  self:launch(step)
+  return self:take()
+end
+
+--- After a failure: what was begun is not asked for any more.
+function Session:forget()
+  self.launched = {}
+  core.gpu.forget_fetches()
 end
 
 --- What nothing names any more goes now: weights and caches are large. Compiled traces name the functions of the
@@ -227,6 +260,7 @@ function Session.open(options)
     cfg = cfg, name = name, policy = policy, rank = rank, model_dir = options.model,
     device = device, dequantizes = options.quantization == "none", everyone = core.groups.everyone(), log = logger(options, rank),
     waited = 0, -- seconds that this rank waited for its GPU at the ends of steps
+    launched = {}, -- passes that were begun and not ended
   }, Session)
   compare_scripts(session.everyone, rank, name .. "\0" .. text)
   core.fault "load"

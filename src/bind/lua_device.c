@@ -6,6 +6,8 @@
  *   core.gpu.use(i [, limit])     this rank computes on GPU i from here; limit in bytes
  *   core.gpu.index() -> the GPU of this rank, or nil
  *   core.gpu.synchronize()        waits for the rank's stream
+ *   core.gpu.pace()               waits for the work that was there at the call before
+ *   core.gpu.forget_fetches()     what sampler:fetch began is not wanted any more
  *   core.gpu.copy_speed([bytes]) -> bytes read plus written a second by copies within its memory
  *   core.gpu.built                whether this build has CUDA
  *   core.graph.capture(fn) -> weft.graph   runs fn and records what it launches, without running it;
@@ -64,6 +66,20 @@ static int l_synchronize(lua_State *L)
 {
     weft_rank *rank = weft_lua_rank(L);
     if (rank->cuda != NULL) weft_raise_if(L, weft_cuda_wait(rank->cuda));
+    return 0;
+}
+
+static int l_pace(lua_State *L)
+{
+    weft_rank *rank = weft_lua_rank(L);
+    if (rank->cuda != NULL) weft_raise_if(L, weft_cuda_pace(rank->cuda));
+    return 0;
+}
+
+static int l_forget_fetches(lua_State *L)
+{
+    weft_rank *rank = weft_lua_rank(L);
+    if (rank->cuda != NULL) weft_cuda_forget_fetches(rank->cuda);
     return 0;
 }
 
@@ -139,7 +155,7 @@ static int fields(lua_State *L)
 void weft_open_device(lua_State *L)
 {
     static const luaL_Reg gpu[] = {{"count", l_count}, {"why_none", l_why_none},       {"describe", l_describe},     {"use", l_use},
-                                   {"index", l_index}, {"synchronize", l_synchronize}, {"copy_speed", l_copy_speed}, {NULL, NULL}};
+                                   {"index", l_index}, {"pace", l_pace}, {"forget_fetches", l_forget_fetches}, {"synchronize", l_synchronize}, {"copy_speed", l_copy_speed}, {NULL, NULL}};
     static const luaL_Reg graph[] = {{"capture", l_capture}, {NULL, NULL}};
     static const luaL_Reg methods[] = {{"launch", l_launch}, {NULL, NULL}};
     weft_box_class(L, GRAPH, methods, fields, NULL);

@@ -5,6 +5,10 @@
  *     :forward_step(logits, step) -> {id, ...}; parameters from the step record
  *     :launch(logits, step)     first half of forward_step, on a GPU
  *     :take(step) -> {id, ...}  second half: waits for the ids
+ *     :decide()                 instead, the ids stay on the GPUs; a later step may name them
+ *     :follow(step)             ids below zero, -1 - r, become what row r of the last choice was
+ *     :fetch(step)              begins their copy to the host; two may be on their way
+ *     :fetched(rows) -> {id, ...}  waits for the older one
  *   core.sampler.draw(row, {temperature=0, top_k=0, top_p=1, min_p=0, repetition_penalty=1, history={ids}, seed=, position=}) -> id
  *   core.sampler.logprobs(row, n [, id]) -> {{id=, logprob=}, ...} best first [, log-probability of id] */
 #include <string.h>
@@ -22,20 +26,19 @@ static int l_new(lua_State *L)
 {
     static const char *const keys[] = {"vocab_size", "axis", "parallel_plan", "disable_tp", NULL};
     weft_axis axis;
-    weft_vocab_layout layout;
+    int64_t vocab_size;
     if (lua_istable(L, 1)) {
         weft_check_keys(L, 1, "sampler", keys);
-        int64_t vocab_size = weft_field_int(L, 1, "vocab_size", 1, 1 << 30);
+        vocab_size = weft_field_int(L, 1, "vocab_size", 1, 1 << 30);
         axis = weft_check_layer_axis(L, 1, 0);
-        layout = weft_vocab_layout_make(vocab_size, axis);
     } else {
         const weft_lm_head *head = (const weft_lm_head *)weft_box_check(L, 1, "weft.lm_head");
         axis = head->axis;
-        layout = head->layout;
+        vocab_size = head->vocab_size;
     }
     weft_object **slot = weft_box_new(L, SAMPLER);
     weft_sampler *sampler = NULL;
-    weft_raise_if(L, weft_sampler_create(&sampler, weft_lua_rank(L), axis, layout));
+    weft_raise_if(L, weft_sampler_create(&sampler, weft_lua_rank(L), axis, vocab_size));
     *slot = &sampler->object;
     return 1;
 }
@@ -155,6 +158,44 @@ static int l_take(lua_State *L)
     return push_ids(L, ids);
 }
 
+/* sampler:decide(): behind launch, the choice stays on the GPUs. */
+static int l_decide(lua_State *L)
+{
+    weft_raise_if(L, weft_sampler_decide((weft_sampler *)weft_box_check(L, 1, SAMPLER)));
+    return 0;
+}
+
+/* sampler:follow(step): ids below zero of an uploaded step, -1 - r, become what row r of the last choice was. */
+static int l_follow(lua_State *L)
+{
+    weft_sampler *sampler = (weft_sampler *)weft_box_check(L, 1, SAMPLER);
+    const weft_step *step = weft_check_step(L, 2);
+    if (!step->uploaded) luaL_error(L, "the step was not uploaded");
+    weft_raise_if(L, weft_sampler_follow(sampler, (int32_t *)weft_step_arrays_of(step).ids, step->header->num_tokens));
+    return 0;
+}
+
+/* sampler:fetch(step) begins the copy of the choice to the host; sampler:fetched(step) waits for the older of
+ * two at most and gives its ids. */
+static int l_fetch(lua_State *L)
+{
+    weft_sampler *sampler = (weft_sampler *)weft_box_check(L, 1, SAMPLER);
+    weft_raise_if(L, weft_sampler_fetch(sampler, weft_check_step(L, 2)->header->num_logits));
+    return 0;
+}
+
+static int l_fetched(lua_State *L)
+{
+    weft_sampler *sampler = (weft_sampler *)weft_box_check(L, 1, SAMPLER);
+    int64_t rows = (int64_t)luaL_checkinteger(L, 2);
+    luaL_argcheck(L, rows >= 0, 2, "expected a number of rows");
+    weft_tensor *ids = NULL;
+    weft_object **slot = weft_box_new(L, WEFT_TENSOR);
+    weft_raise_if(L, weft_sampler_fetched(sampler, rows, &ids));
+    *slot = &ids->object;
+    return push_ids(L, ids);
+}
+
 /* A whole row of logits: float32 [vocab] or [1, vocab]. */
 static const float *check_row(lua_State *L, int index, int64_t *vocab)
 {
@@ -239,7 +280,9 @@ static int l_logprobs(lua_State *L)
 
 void weft_open_sampler(lua_State *L)
 {
-    static const luaL_Reg methods[] = {{"forward", l_forward}, {"forward_step", l_forward_step}, {"launch", l_launch}, {"take", l_take}, {NULL, NULL}};
+    static const luaL_Reg methods[] = {{"forward", l_forward}, {"forward_step", l_forward_step}, {"launch", l_launch}, {"take", l_take},
+                                       {"decide", l_decide},   {"follow", l_follow},             {"fetch", l_fetch},   {"fetched", l_fetched},
+                                       {NULL, NULL}};
     static const luaL_Reg functions[] = {{"new", l_new}, {"draw", l_draw}, {"logprobs", l_logprobs}, {NULL, NULL}};
     weft_box_class(L, SAMPLER, methods, NULL, NULL);
     lua_newtable(L);

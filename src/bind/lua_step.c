@@ -13,7 +13,8 @@
  *     [, logits_indices=, temperature= (number or list), seed= (number or list)] }
  * and with both: kind="forward"|"stop"|"command", payload=string, bucket=, pad_to=, gather_logits=,
  * want_hidden=, graph= (one token and one row of logits for each request). sample=true is logits="last". A block may be false where a request has given it back.
- * Fields: kind, num_tokens, num_requests, num_logits, max_context_len, block_tokens, bucket,
+ * An id below zero, -1 - r, is what row r of the step before drew (sampler:follow, session.lua).
+ * Fields: kind, follows (whether there is such an id), num_tokens, num_requests, num_logits, max_context_len, block_tokens, bucket,
  * gather_logits, want_hidden, payload, seeds (a list), rows (logits_indices where the rank computes),
  * graph_key (a text, or nil when no graph may run it); step:upload() copies the arrays to the rank's GPU; tensors over the record: ids, positions,
  * query_start_loc, seq_lens, block_table, logits_indices, sample_positions, temperature. */
@@ -398,6 +399,14 @@ static void push_seeds(lua_State *L, const weft_step *step)
     }
 }
 
+/* Whether an id names a row of the step before. */
+static int follows(const weft_step *step)
+{
+    for (int32_t t = 0; t < step->header->num_tokens; t++)
+        if (step->ids[t] < 0) return 1;
+    return 0;
+}
+
 static int fields(lua_State *L)
 {
     const char *name = luaL_checkstring(L, 2);
@@ -411,6 +420,7 @@ static int fields(lua_State *L)
     else if (strcmp(name, "max_context_len") == 0) lua_pushinteger(L, h->max_context_len);
     else if (strcmp(name, "block_tokens") == 0) lua_pushinteger(L, h->block_tokens);
     else if (strcmp(name, "bucket") == 0) lua_pushinteger(L, h->bucket);
+    else if (strcmp(name, "follows") == 0) lua_pushboolean(L, follows(step));
     else if (strcmp(name, "gather_logits") == 0) lua_pushboolean(L, h->flags & WEFT_STEP_GATHER_LOGITS);
     else if (strcmp(name, "want_hidden") == 0) lua_pushboolean(L, h->flags & WEFT_STEP_WANT_HIDDEN);
     else if (strcmp(name, "payload") == 0) lua_pushlstring(L, step->payload, (size_t)h->payload_bytes);

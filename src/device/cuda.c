@@ -127,6 +127,9 @@ static void destroy(weft_object *object)
         for (int i = 0; i < 2; i++) {
             if (cuda->staging[i].data != NULL) (void)cudaFreeHost(cuda->staging[i].data);
             if (cuda->outgoing[i].data != NULL) (void)cudaFreeHost(cuda->outgoing[i].data);
+            if (cuda->incoming[i].data != NULL) (void)cudaFreeHost(cuda->incoming[i].data);
+            if (cuda->incoming[i].copied != NULL) (void)cudaEventDestroy(cuda->incoming[i].copied);
+            if (cuda->paces[i] != NULL) (void)cudaEventDestroy(cuda->paces[i]);
             if (cuda->staging[i].copied != NULL) (void)cudaEventDestroy(cuda->staging[i].copied);
             if (cuda->outgoing[i].copied != NULL) (void)cudaEventDestroy(cuda->outgoing[i].copied);
         }
@@ -151,6 +154,8 @@ static weft_status build(weft_cuda *cuda)
     for (int i = 0; i < WEFT_CUDA_MARKS && error == cudaSuccess; i++) error = cudaEventCreateWithFlags(&cuda->marks[i], cudaEventDisableTiming);
     for (int i = 0; i < 2 && error == cudaSuccess; i++) {
         error = cudaEventCreateWithFlags(&cuda->staging[i].copied, cudaEventDisableTiming);
+        if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->incoming[i].copied, cudaEventDisableTiming);
+        if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->paces[i], cudaEventDisableTiming);
         if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->outgoing[i].copied, cudaEventDisableTiming);
     }
     if (error == cudaSuccess) error = cudaMalloc(&cuda->workspace, WEFT_CUDA_WORKSPACE_BYTES);
@@ -391,6 +396,49 @@ weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes)
 {
     if (cuda->capturing) return weft_fail(WEFT_INTERNAL, "a copy from the host while a graph is captured");
     return send(cuda, &cuda->outgoing[cuda->outgoing_turn], dst, bytes);
+}
+
+weft_status weft_cuda_fetch(weft_cuda *cuda, const void *src, size_t bytes)
+{
+    WEFT_TRY(weft__cuda_usable(cuda));
+    if (cuda->capturing) return weft_fail(WEFT_INTERNAL, "a copy to the host while a graph is captured");
+    if (cuda->fetches == 2) return weft_fail(WEFT_INTERNAL, "two copies to the host are on their way already");
+    weft__pinned *pinned = &cuda->incoming[(cuda->first_fetch + cuda->fetches) % 2];
+    if (pinned->busy) WEFT_TRY(wait_event(cuda, pinned->copied, "copying from the GPU"));
+    WEFT_TRY(reserve_pinned(cuda, pinned, bytes > 4096 ? bytes : 4096));
+    cudaError_t error = cudaMemcpyAsync(pinned->data, src, bytes, cudaMemcpyDeviceToHost, cuda->stream);
+    if (error == cudaSuccess) error = cudaEventRecord(pinned->copied, cuda->stream);
+    if (error != cudaSuccess) return weft__cuda_fail(cuda, "a copy from the GPU", error);
+    pinned->busy = 1;
+    cuda->fetches++;
+    return WEFT_OK;
+}
+
+weft_status weft_cuda_fetched(weft_cuda *cuda, const void **data)
+{
+    if (cuda->fetches == 0) return weft_fail(WEFT_INTERNAL, "no copy to the host is on its way");
+    weft__pinned *pinned = &cuda->incoming[cuda->first_fetch];
+    WEFT_TRY(wait_event(cuda, pinned->copied, "copying from the GPU"));
+    pinned->busy = 0;
+    cuda->first_fetch ^= 1;
+    cuda->fetches--;
+    *data = pinned->data;
+    return WEFT_OK;
+}
+
+void weft_cuda_forget_fetches(weft_cuda *cuda)
+{
+    cuda->first_fetch = (cuda->first_fetch + cuda->fetches) % 2;
+    cuda->fetches = 0;
+}
+
+weft_status weft_cuda_pace(weft_cuda *cuda)
+{
+    WEFT_TRY(weft__cuda_usable(cuda));
+    cudaError_t error = cudaEventRecord(cuda->paces[cuda->paced % 2], cuda->stream);
+    if (error != cudaSuccess) return weft__cuda_fail(cuda, "recording an event", error);
+    if (cuda->paced++ == 0) return WEFT_OK;
+    return wait_event(cuda, cuda->paces[cuda->paced % 2], "waiting for the step before");
 }
 
 #endif

@@ -72,6 +72,14 @@ weft_status weft_cuda_follow(weft_cuda *cuda, const weft_cuda *other, int mark);
  * device with the next weft_cuda_send, which does not wait. */
 weft_status weft_cuda_outgoing(weft_cuda *cuda, size_t bytes, void **out);
 weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes);
+/* Begins a copy to page-locked memory behind the work so far, without waiting; two may be on their way. */
+weft_status weft_cuda_fetch(weft_cuda *cuda, const void *src, size_t bytes);
+/* Waits for the older of them. *data holds until the second fetch from now. */
+weft_status weft_cuda_fetched(weft_cuda *cuda, const void **data);
+/* Fetches that nobody asks for any more are forgotten. */
+void weft_cuda_forget_fetches(weft_cuda *cuda);
+/* Waits for the work that was there at the call before: the host stays one step ahead, not more. */
+weft_status weft_cuda_pace(weft_cuda *cuda);
 
 /* ---- graphs ---- */
 

@@ -38,8 +38,11 @@ struct weft_cuda {
     struct weft_cuda_graph *graphs; /* all of them */
     char cause[256]; /* what ruined the context; empty: nothing */
 
-    weft__pinned staging[2], outgoing[2];
+    weft__pinned staging[2], outgoing[2], incoming[2];
     int staging_turn, outgoing_turn;
+    int first_fetch, fetches; /* of incoming: the oldest, and how many are on their way */
+    cudaEvent_t paces[2];
+    int paced; /* calls of weft_cuda_pace */
 
     pthread_mutex_t lock; /* of the blocks */
     weft__block *blocks;  /* free ones */

@@ -42,6 +42,10 @@ weft_status weft_cuda_mark(weft_cuda *cuda, int mark) { return none(); }
 weft_status weft_cuda_follow(weft_cuda *cuda, const weft_cuda *other, int mark) { return none(); }
 weft_status weft_cuda_outgoing(weft_cuda *cuda, size_t bytes, void **out) { return none(); }
 weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes) { return none(); }
+weft_status weft_cuda_fetch(weft_cuda *cuda, const void *src, size_t bytes) { return none(); }
+weft_status weft_cuda_fetched(weft_cuda *cuda, const void **data) { return none(); }
+void weft_cuda_forget_fetches(weft_cuda *cuda) {}
+weft_status weft_cuda_pace(weft_cuda *cuda) { return none(); }
 weft_status weft_cuda_graph_begin(weft_cuda *cuda) { return none(); }
 weft_status weft_cuda_graph_end(weft_cuda *cuda, weft_cuda_graph **out) { return none(); }
 weft_status weft_cuda_graph_launch(weft_cuda_graph *graph) { return none(); }

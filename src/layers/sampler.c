@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "layers/linear.h"
+#include "kernels/weft_cuda_device.h"
 #include "layers/run.h"
 
 static void destroy(weft_object *object)
@@ -13,18 +14,22 @@ static void destroy(weft_object *object)
     weft_sampler *sampler = (weft_sampler *)object;
     if (sampler->group != NULL) weft_group_release(sampler->group);
     WEFT_RELEASE(sampler->drawn);
+    WEFT_RELEASE(sampler->gathered);
+    WEFT_RELEASE(sampler->chosen);
     WEFT_RELEASE(sampler->rank);
     free(sampler);
 }
 
-weft_status weft_sampler_create(weft_sampler **out, weft_rank *rank, weft_axis axis, weft_vocab_layout layout)
+weft_status weft_sampler_create(weft_sampler **out, weft_rank *rank, weft_axis axis, int64_t vocab_size)
 {
     weft_sampler *sampler = calloc(1, sizeof *sampler);
     if (sampler == NULL) return weft_fail(WEFT_MEMORY, "no memory for a sampler");
     weft_object_init(&sampler->object, destroy);
     sampler->rank = WEFT_RETAIN(rank);
     sampler->axis = axis;
-    sampler->layout = layout;
+    sampler->layout = weft_vocab_layout_make(vocab_size, axis);
+    for (axis.rank = 0; axis.rank < axis.world_size && weft_vocab_layout_make(vocab_size, axis).real > 0; axis.rank++) sampler->holders++;
+    axis = sampler->axis;
     weft_status status = weft_layer_group(rank, axis, "sampler", &sampler->group);
     if (status != WEFT_OK) {
         WEFT_RELEASE(sampler);
@@ -73,6 +78,11 @@ static weft_status draw_shard(weft_sampler *sampler, const weft_tensor *logits, 
     return WEFT_OK;
 }
 
+static weft_status not_numbers(int64_t row)
+{
+    return weft_fail(WEFT_INVALID, "the logits of row %lld are not numbers: the weights or the activations hold NaN or infinity", (long long)row);
+}
+
 /* others: room for the candidates of all ranks. */
 static weft_status decide(weft_sampler *sampler, const candidate *mine, int64_t rows, candidate *others, int32_t *ids)
 {
@@ -88,7 +98,7 @@ static weft_status decide(weft_sampler *sampler, const candidate *mine, int64_t 
         for (int w = 1; w < world; w++)
             if (better(all[w * rows + r], best)) best = all[w * rows + r];
         if (best.value == -INFINITY || best.value != best.value)
-            return weft_fail(WEFT_INVALID, "the logits of row %lld are not numbers: the weights or the activations hold NaN or infinity", (long long)r);
+            return not_numbers(r);
         ids[r] = best.id;
     }
     return WEFT_OK;
@@ -102,18 +112,34 @@ static weft_status check_logits(const weft_sampler *sampler, const weft_tensor *
 
 /* ---- on a GPU ---- */
 
+static weft_status reserve_words(weft_sampler *sampler, weft_tensor **tensor, int64_t words)
+{
+    weft_tensor *larger = NULL;
+    WEFT_TRY(weft_tensor_create(&larger, sampler->rank->device_memory, WEFT_I32, 1, &words));
+    WEFT_RELEASE(*tensor);
+    *tensor = larger;
+    return WEFT_OK;
+}
+
+/* Room for `rows` rows. */
+static weft_status reserve(weft_sampler *sampler, int64_t rows)
+{
+    int64_t words = 64;
+    while (words < 2 * rows) words *= 2;
+    if (sampler->chosen != NULL && sampler->drawn->shape[0] >= words) return WEFT_OK;
+    if (sampler->drawn != NULL) weft_cuda_moved(sampler->rank->cuda);
+    WEFT_TRY(reserve_words(sampler, &sampler->drawn, words));
+    if (sampler->group != NULL) WEFT_TRY(reserve_words(sampler, &sampler->gathered, words * sampler->axis.world_size));
+    return reserve_words(sampler, &sampler->chosen, words / 2);
+}
+
 weft_status weft_sampler_launch(weft_sampler *sampler, const weft_tensor *logits, const float *temperature, const uint64_t *seed,
                                 const int32_t *position)
 {
     WEFT_TRY(check_logits(sampler, logits));
     weft_rank *rank = sampler->rank;
-    int64_t rows = logits->shape[0], words = 64;
-    while (words < 2 * rows) words *= 2;
-    if (sampler->drawn == NULL || sampler->drawn->shape[0] < words) {
-        if (sampler->drawn != NULL) weft_cuda_moved(rank->cuda);
-        WEFT_RELEASE(sampler->drawn);
-        WEFT_TRY(weft_tensor_create(&sampler->drawn, rank->device_memory, WEFT_I32, 1, &words));
-    }
+    int64_t rows = logits->shape[0];
+    WEFT_TRY(reserve(sampler, rows));
     sampler->drawn_rows = rows;
     if (sampler->layout.real == 0 || rows == 0) return WEFT_OK;
     weft_sample_args args = {
@@ -153,6 +179,50 @@ weft_status weft_sampler_take(weft_sampler *sampler, int64_t rows, weft_tensor *
         WEFT_RELEASE(out);
         return status;
     }
+    *ids = out;
+    return WEFT_OK;
+}
+
+weft_status weft_sampler_decide(weft_sampler *sampler)
+{
+    weft_rank *rank = sampler->rank;
+    if (rank->cuda == NULL || sampler->drawn == NULL) return weft_fail(WEFT_INVALID, "sampler: nothing was drawn on a GPU");
+    weft_cuda_choose_args args = {.candidates = sampler->drawn->data, .ids = sampler->chosen->data, .world = 1, .rows = sampler->drawn_rows};
+    if (args.rows == 0) return WEFT_OK;
+    if (sampler->group != NULL) {
+        WEFT_TRY(weft_group_all_gather(sampler->group, sampler->drawn->data, sampler->gathered->data, 2 * args.rows, WEFT_I32));
+        args.candidates = sampler->gathered->data;
+        args.world = sampler->holders;
+    }
+    return weft_cuda_launched(rank->cuda, "the choice of tokens", weft_cuda_choose(&args, weft_cuda_stream(rank->cuda)));
+}
+
+weft_status weft_sampler_follow(weft_sampler *sampler, int32_t *ids, int64_t tokens)
+{
+    weft_rank *rank = sampler->rank;
+    if (rank->cuda == NULL) return weft_fail(WEFT_INVALID, "sampler: ids are followed on a GPU, and this rank computes on a CPU");
+    WEFT_TRY(reserve(sampler, tokens));
+    weft_cuda_follow_ids_args args = {.ids = ids, .chosen = sampler->chosen->data, .tokens = tokens, .rows = sampler->chosen->shape[0]};
+    return weft_cuda_launched(rank->cuda, "the ids of the step before", weft_cuda_follow_ids(&args, weft_cuda_stream(rank->cuda)));
+}
+
+weft_status weft_sampler_fetch(weft_sampler *sampler, int64_t rows)
+{
+    if (sampler->rank->cuda == NULL || sampler->chosen == NULL || rows > sampler->chosen->shape[0])
+        return weft_fail(WEFT_INVALID, "sampler: %lld rows are asked for, and fewer were chosen", (long long)rows);
+    return weft_cuda_fetch(sampler->rank->cuda, sampler->chosen->data, (size_t)rows * sizeof(int32_t));
+}
+
+weft_status weft_sampler_fetched(weft_sampler *sampler, int64_t rows, weft_tensor **ids)
+{
+    const void *chosen = NULL;
+    weft_tensor *out = NULL;
+    if (sampler->rank->cuda == NULL) return weft_fail(WEFT_INVALID, "sampler: this rank computes on a CPU");
+    WEFT_TRY(weft_cuda_fetched(sampler->rank->cuda, &chosen));
+    for (int64_t r = 0; r < rows; r++)
+        if (((const int32_t *)chosen)[r] < 0) return not_numbers(r);
+    WEFT_TRY(weft_tensor_create(&out, sampler->rank->memory, WEFT_I32, 1, &rows));
+    memcpy(out->data, chosen, (size_t)rows * sizeof(int32_t));
     *ids = out;
     return WEFT_OK;
 }

@@ -19,13 +19,14 @@ typedef struct weft_sampler {
     weft_group *group; /* NULL for a world of 1 */
     weft_axis axis;
     weft_vocab_layout layout;
-    /* On a GPU: what the last launch draws, values and then ids of drawn_rows rows. Its address changes
-     * only to grow. */
-    weft_tensor *drawn;
+    int64_t holders; /* ranks of the axis that hold rows of the vocabulary: the first ones */
+    /* On a GPU: what the last launch draws, values and then ids of drawn_rows rows; the same of all ranks;
+     * and what is chosen. Addresses change only to grow. */
+    weft_tensor *drawn, *gathered, *chosen;
     int64_t drawn_rows;
 } weft_sampler;
 
-weft_status weft_sampler_create(weft_sampler **out, weft_rank *rank, weft_axis axis, weft_vocab_layout layout);
+weft_status weft_sampler_create(weft_sampler **out, weft_rank *rank, weft_axis axis, int64_t vocab_size);
 /* logits: float32 (rows, layout.count) as of weft_lm_head_forward. temperature, seed, position:
  * (rows). ids: int32 (rows) in the rank's arena, the same on all ranks. Collective over the group. */
 weft_status weft_sampler_forward(weft_sampler *sampler, const weft_tensor *logits, const float *temperature, const uint64_t *seed,
@@ -36,6 +37,17 @@ weft_status weft_sampler_forward(weft_sampler *sampler, const weft_tensor *logit
 weft_status weft_sampler_launch(weft_sampler *sampler, const weft_tensor *logits, const float *temperature, const uint64_t *seed,
                                 const int32_t *position);
 weft_status weft_sampler_take(weft_sampler *sampler, int64_t rows, weft_tensor **ids);
+
+/* The same where the ids stay on the GPUs, so that the next step can begin before a host knows them. All of
+ * these wait for nothing but `fetched`.
+ *   decide     behind launch: the choice, on every rank; may be captured. Collective over the group
+ *   follow     an id below zero, -1 - r, becomes what row r of the last choice was; may be captured
+ *   fetch      begins a copy of the choice to this rank's host; two may be on their way
+ *   fetched    the older of them: `rows` ids */
+weft_status weft_sampler_decide(weft_sampler *sampler);
+weft_status weft_sampler_follow(weft_sampler *sampler, int32_t *ids, int64_t tokens);
+weft_status weft_sampler_fetch(weft_sampler *sampler, int64_t rows);
+weft_status weft_sampler_fetched(weft_sampler *sampler, int64_t rows, weft_tensor **ids);
 
 typedef struct weft_draw_options {
     double temperature;        /* 0: the largest logit; filters do not matter then */
