@@ -183,6 +183,8 @@ weft_status weft_sampler_take(weft_sampler *sampler, int64_t rows, weft_tensor *
     return WEFT_OK;
 }
 
+#ifdef WEFT_HAVE_CUDA
+
 weft_status weft_sampler_decide(weft_sampler *sampler)
 {
     weft_rank *rank = sampler->rank;
@@ -205,6 +207,14 @@ weft_status weft_sampler_follow(weft_sampler *sampler, int32_t *ids, int64_t tok
     weft_cuda_follow_ids_args args = {.ids = ids, .chosen = sampler->chosen->data, .tokens = tokens, .rows = sampler->chosen->shape[0]};
     return weft_cuda_launched(rank->cuda, "the ids of the step before", weft_cuda_follow_ids(&args, weft_cuda_stream(rank->cuda)));
 }
+
+#else
+
+static weft_status no_gpu(void) { return weft_fail(WEFT_UNSUPPORTED, "this build of weft has no CUDA kernels"); }
+weft_status weft_sampler_decide(weft_sampler *sampler) { return no_gpu(); }
+weft_status weft_sampler_follow(weft_sampler *sampler, int32_t *ids, int64_t tokens) { return no_gpu(); }
+
+#endif
 
 weft_status weft_sampler_fetch(weft_sampler *sampler, int64_t rows)
 {
