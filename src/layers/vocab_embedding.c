@@ -55,8 +55,9 @@ static weft_status check_ids(const weft_vocab_embedding *embedding, const weft_t
                          weft_tensor_describe(ids, found, sizeof found));
     if (ids->storage->cuda != NULL) return WEFT_OK; /* values on a GPU are not looked at: no row is read for a wrong one */
     const int32_t *id = ids->data;
+    const int follows = ids->device_data != NULL; /* one below zero became a drawn id there (sampler.h) */
     for (int64_t t = 0; t < ids->shape[0]; t++)
-        if (id[t] < 0 || id[t] >= embedding->vocab_size)
+        if ((id[t] < 0 && !follows) || id[t] >= embedding->vocab_size)
             return weft_fail(WEFT_INVALID, "token id %d is outside the vocabulary of %lld", id[t], (long long)embedding->vocab_size);
     return WEFT_OK;
 }
