@@ -5,14 +5,15 @@
  * 16 keys at a time. Scores are S = K Q and values O = V^T P, so that K and V are the tensor cores'
  * first operand. Both are read once, 16 bytes a lane, straight into its fragments: for K a lane holds
  * 8 neighbouring dims of two keys, for V of four keys, so the inner order is permuted and rows g and
- * g + 8 of output tile (h, t) are dims 64 h + 8 g + 2 t and the next. The block of an item that ends
- * last merges the splits. */
+ * g + 8 of output tile (h, t) are dims 64 h + 8 g + 2 t and the next. The splits of an item are merged
+ * by its block that ends last or, where they are few, by all of its blocks: they are then one cluster and
+ * read each other's shared memory. */
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace weft {
 
-enum { DEC_WARPS = 4, DEC_THREADS = DEC_WARPS * 32, KEYS = 16, MAX_SPLITS = 128, PAD = 2 };
+enum { DEC_WARPS = 4, DEC_THREADS = DEC_WARPS * 32, KEYS = 16, MAX_SPLITS = 128, PAD = 2, CLUSTER_SPLITS = 16 };
 
 struct Split {
     float *partial; /* (item, split, rows of a tile, dim_v): sums of values, not yet divided */
@@ -232,6 +233,59 @@ __device__ __forceinline__ void merge_splits(const weft_attention_args &a, const
     }
 }
 
+/* What a block of a cluster shows to the others: the sums of its split. */
+template <int R, int DIM> struct Shown {
+    float2 values[R][DIM / 2], stats[R];
+};
+
+__device__ __forceinline__ void cluster_sync()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+/* What block `rank` of the cluster has where this one has *p. */
+__device__ __forceinline__ float2 shown_by(const float2 *p, int rank)
+{
+    float2 v = *p;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((uint32_t)__cvta_generic_to_shared(p)), "r"(rank));
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+#endif
+    return v;
+}
+
+/* Each block of the cluster, one for each split, merges its share of the rows' elements. */
+template <class T, int R, int DIM>
+__device__ __forceinline__ void merge_cluster(const weft_attention_args &a, const Place &p, const Shown<R, DIM> &shown, int part, int splits)
+{
+    cluster_sync();
+    const int twos = a.head_dim_v / 2;
+    for (int i = part + splits * threadIdx.x; i < p.rows * twos; i += splits * DEC_THREADS) {
+        const int row = i / twos, two = i % twos;
+        float2 stats[CLUSTER_SPLITS], values[CLUSTER_SPLITS];
+        float max = minus_inf(), sum = 0.0f;
+#pragma unroll
+        for (int s = 0; s < CLUSTER_SPLITS; s++)
+            if (s < splits) stats[s] = shown_by(&shown.stats[row], s), values[s] = shown_by(&shown.values[row][two], s);
+            else stats[s] = make_float2(minus_inf(), 0.0f), values[s] = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int s = 0; s < CLUSTER_SPLITS; s++) max = fmaxf(max, stats[s].x);
+        const float base = max == minus_inf() ? 0.0f : max;
+        float2 y = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int s = 0; s < CLUSTER_SPLITS; s++) {
+            const float weight = exp2f(stats[s].x - base);
+            sum += weight * stats[s].y, y.x += weight * values[s].x, y.y += weight * values[s].y;
+        }
+        const float by = sum == 0.0f ? 0.0f : 1.0f / sum;
+        put<T>(a, p, row, 2 * two, y.x * by, y.y * by);
+        if (two == 0) put_lse(a, p, row, max, sum);
+    }
+    cluster_sync(); /* no block ends while others read it */
+}
+
 /* The keys of a split in pages (or in this step's tensors), tile by tile of one warp. */
 struct Walk {
     const int32_t *table;
@@ -257,15 +311,18 @@ struct Walk {
     }
 };
 
-template <class T, int DIM, int NT>
+/* CLUSTER: the blocks of an item, split.splits neighbours, are a cluster. */
+template <class T, int DIM, int NT, bool CLUSTER>
 __global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const weft_attention_args a, const Split split)
 {
     constexpr int R = 8 * NT, STEP = KEYS * DEC_WARPS;
     __shared__ Joined<DIM, NT> joined;
     __shared__ float weights[MAX_SPLITS * R], sums[R];
     __shared__ bool last_block;
+    __shared__ Shown<R, DIM> shown; /* with CLUSTER, instead of the three before */
     dependency_wait();
-    const int tile = blockIdx.x % split.row_tiles, part = blockIdx.x / split.row_tiles, kv_head = blockIdx.y, r = blockIdx.z;
+    const int tile = CLUSTER ? blockIdx.x / split.splits : blockIdx.x % split.row_tiles;
+    const int part = CLUSTER ? blockIdx.x % split.splits : blockIdx.x / split.row_tiles, kv_head = blockIdx.y, r = blockIdx.z;
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     if (r == a.requests) { /* one block more, for the tokens behind the last request */
         if (blockIdx.x == 0 && kv_head == 0) clear_padding(a, 0, 1);
@@ -286,7 +343,10 @@ __global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const wef
     low = low / KEYS * KEYS;
     const int total = max(0, high - low), tiles = (total + STEP - 1) / STEP;
     const int per = max(1, (tiles + split.splits - 1) / split.splits) * STEP, splits = max(1, (total + per - 1) / per);
-    if (part >= splits) return;
+    if (part >= splits) {
+        if (CLUSTER && splits > 1) cluster_sync(), cluster_sync(); /* as often as the others */
+        return;
+    }
     const int begin = low + part * per, end = min(high, begin + per);
 
     const bool fresh = a.keys == WEFT_KEYS_NEW;
@@ -340,8 +400,9 @@ __global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const wef
         float weight[DEC_WARPS];
         const float2 stats = row_stats<DIM, NT>(joined, mine, weight), y = row_values<DIM, NT>(joined, mine, d, weight);
         if (splits > 1) {
-            *(float2 *)&split.partial[(at + mine) * a.head_dim_v + d] = y;
-            if (d == 0) split.stats[at + mine] = stats;
+            if constexpr (CLUSTER) shown.values[mine][d / 2] = y;
+            else *(float2 *)&split.partial[(at + mine) * a.head_dim_v + d] = y;
+            if (d == 0) *(CLUSTER ? &shown.stats[mine] : &split.stats[at + mine]) = stats;
         } else {
             const float by = stats.y == 0.0f ? 0.0f : 1.0f / stats.y;
             put<T>(a, p, mine, d, y.x * by, y.y * by);
@@ -349,14 +410,17 @@ __global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const wef
         }
     }
     if (splits == 1) return;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last_block = atomicAdd(&split.counters[item], 1) == (unsigned)splits - 1;
-    __syncthreads();
-    if (!last_block) return;
-    __threadfence();
-    merge_splits<T, R>(a, split, p, item, splits, weights, sums);
-    if (threadIdx.x == 0) split.counters[item] = 0;
+    if constexpr (CLUSTER) merge_cluster<T, R, DIM>(a, p, shown, part, splits);
+    else {
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) last_block = atomicAdd(&split.counters[item], 1) == (unsigned)splits - 1;
+        __syncthreads();
+        if (!last_block) return;
+        __threadfence();
+        merge_splits<T, R>(a, split, p, item, splits, weights, sums);
+        if (threadIdx.x == 0) split.counters[item] = 0;
+    }
 }
 
 bool attention_mma_fits(const weft_attention_args *a)
@@ -391,6 +455,14 @@ template <class T, int DIM, int NT> static void launch_decode(const weft_attenti
     Split split = {};
     split.row_tiles = (int)div_up(query_len * least(a->group_size, a->num_heads), 8 * NT);
     const int64_t items = a->requests * a->num_kv_heads * split.row_tiles;
+    const int64_t steps = div_up(seq_len, KEYS * DEC_WARPS);
+    /* Few keys of few requests: a cluster for each item, all of them at once. Large clusters do not fill a
+     * machine evenly, so not for more. */
+    if (a->cuda != NULL && steps > 1 && steps <= 2 * CLUSTER_SPLITS && items * CLUSTER_SPLITS <= a->cuda->sms) {
+        split.splits = (int)least(steps, CLUSTER_SPLITS);
+        const dim3 grid((unsigned)(split.row_tiles * split.splits), (unsigned)a->num_kv_heads, (unsigned)a->requests + 1);
+        if (launch_cluster(decode<T, DIM, NT, true>, grid, DEC_THREADS, split.splits, stream, *a, split)) return;
+    }
     split.splits = splits_for(a, items, seq_len, 8 * NT, NT == 1 ? 3 : 2);
     if (a->cuda != NULL) {
         split.counters = a->cuda->counters;
@@ -398,7 +470,7 @@ template <class T, int DIM, int NT> static void launch_decode(const weft_attenti
         split.partial = (float *)(split.stats + items * split.splits * 8 * NT);
     }
     const dim3 grid((unsigned)(split.row_tiles * split.splits), (unsigned)a->num_kv_heads, (unsigned)a->requests + 1);
-    launch(decode<T, DIM, NT>, grid, DEC_THREADS, 0, stream, *a, split);
+    launch(decode<T, DIM, NT, false>, grid, DEC_THREADS, 0, stream, *a, split);
 }
 
 void attention_decode(const weft_attention_args *a, int64_t query_len, void *stream)

@@ -77,6 +77,31 @@ static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
     (void)cudaLaunchKernelEx(&config, kernel, P(args)...);
 }
 
+/* The same in clusters of `blocks` neighbours in x, up to 16. False where the GPU has no clusters, or no room
+ * for one of that size: nothing is launched then. */
+template <class... P, class... A>
+static inline bool launch_cluster(void (*kernel)(P...), dim3 grid, dim3 block, int blocks, void *stream, A... args)
+{
+#ifdef WEFT_CUDA_DEPENDENT_LAUNCH
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = (unsigned)blocks, attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.stream = (cudaStream_t)stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
+        cudaLaunchKernelEx(&config, kernel, P(args)...) == cudaSuccess)
+        return true;
+    (void)cudaGetLastError();
+#endif
+    return false;
+}
+
 /* ---- device side ---- */
 
 /* Also lets the next kernel be launched. Not sooner: its blocks would take places that this kernel's

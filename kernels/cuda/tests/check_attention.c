@@ -72,6 +72,7 @@ static void attention(const char *name, const shape *s)
 }
 
 static const int decode_q[] = {1, 1, 1, 0, 1, -1}, decode_c[] = {0, 300, 77, 5, 1057, -1};
+static const int two_q[] = {1, 1, -1}, two_c[] = {1991, 301, -1};
 static const int few_q[] = {3, 1, 5, -1}, few_c[] = {700, 40, 0, -1};
 static const int ragged_q[] = {130, 1, 0, 77, 64, -1}, ragged_c[] = {0, 90, 10, 33, 200, -1};
 static const int long_q[] = {190, 1, 65, 33, -1}, long_c[] = {0, 513, 127, 600, -1};
@@ -80,13 +81,13 @@ void check_attention(void)
 {
     static const struct { const char *name; const int *q, *c; } batches[] = {
         {"attention, decode", decode_q, decode_c}, {"attention, few queries", few_q, few_c}, {"attention, ragged prefill", ragged_q, ragged_c},
-        {"attention, long prefill", long_q, long_c}};
+        {"attention, long prefill", long_q, long_c}, {"attention, decode of two", two_q, two_c}};
     static const struct { int heads, kv_heads, group, first_head, first_kv_head; } cuts[] = {
         {8, 2, 4, 0, 0}, {4, 4, 1, 0, 0}, {6, 2, 4, 2, 0}, {20, 1, 32, 12, 0}, {3, 2, 2, 5, 2}};
     static const int dims[][2] = {{128, 128}, {64, 64}, {80, 80}, {16, 16}, {96, 64}, {256, 256}, {7, 5}};
     static const weft_dtype types[][2] = {{WEFT_BF16, WEFT_BF16}, {WEFT_F16, WEFT_F16}, {WEFT_F32, WEFT_F32}, {WEFT_F32, WEFT_BF16}};
     uint64_t seed = 9000;
-    for (int b = 0; b < 4; b++)
+    for (int b = 0; b < 5; b++)
         for (int t = 0; t < 4; t++)
             for (int m = 0; m < 7; m++)
                 for (int c = 0; c < 5; c++)
