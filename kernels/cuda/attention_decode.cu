@@ -320,11 +320,11 @@ __global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const wef
     __shared__ float weights[MAX_SPLITS * R], sums[R];
     __shared__ bool last_block;
     __shared__ Shown<R, DIM> shown; /* with CLUSTER, instead of the three before */
-    dependency_wait();
     const int tile = CLUSTER ? blockIdx.x / split.splits : blockIdx.x % split.row_tiles;
     const int part = CLUSTER ? blockIdx.x % split.splits : blockIdx.x / split.row_tiles, kv_head = blockIdx.y, r = blockIdx.z;
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     if (r == a.requests) { /* one block more, for the tokens behind the last request */
+        dependency_wait();
         if (blockIdx.x == 0 && kv_head == 0) clear_padding(a, 0, 1);
         return;
     }
@@ -333,7 +333,10 @@ __global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const wef
     p.first_token = a.query_start_loc[r];
     p.row0 = tile * R;
     p.rows = min(R, p.heads * (a.query_start_loc[r + 1] - p.first_token) - p.row0);
-    if (p.rows <= 0) return;
+    if (p.rows <= 0) {
+        dependency_wait();
+        return;
+    }
     const KeyRange keys = keys_of(a, r);
 
     /* Keys of all rows of the block, then of this split: whole tiles of every warp. */
@@ -344,6 +347,7 @@ __global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const wef
     const int total = max(0, high - low), tiles = (total + STEP - 1) / STEP;
     const int per = max(1, (tiles + split.splits - 1) / split.splits) * STEP, splits = max(1, (total + per - 1) / per);
     if (part >= splits) {
+        dependency_wait();
         if (CLUSTER && splits > 1) cluster_sync(), cluster_sync(); /* as often as the others */
         return;
     }
@@ -357,6 +361,7 @@ __global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const wef
     walk.begin(a, r, key, STEP);
     int64_t row = key < end ? walk.row(a, kv_head, p.first_token) : -1;
     uint4 kf[2][DIM / 32];
+    dependency_wait(); /* lengths and tables are the host's; keys and queries are not */
     if (row >= 0) read_keys<T, DIM>(kf, k + row * k_stride, k_stride, a.head_dim, end - key);
 
     Rows<DIM, NT> s;

@@ -3,7 +3,10 @@
  *
  * Every kernel begins with `dependency_wait()`: launches overlap the end of the kernel before them
  * (programmatic dependent launch), and until that call returns nothing that an earlier kernel of
- * the stream wrote may be read, nor anything be written. Only weights may be read before it. */
+ * the stream wrote may be read, nor anything be written. Only what no kernel of a step writes may be
+ * read before it: weights, and what the host copies (positions, lengths, tables), since a copy is never
+ * overlapped. Every block calls it, also one that has nothing to do: a kernel that ended before the one
+ * in front of it would let its successor begin too soon. */
 #pragma once
 
 #include <math.h>
@@ -104,14 +107,28 @@ static inline bool launch_cluster(void (*kernel)(P...), dim3 grid, dim3 block, i
 
 /* ---- device side ---- */
 
+/* Lets the next kernel be launched. */
+__device__ __forceinline__ void dependency_release()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/* dependency_wait() that leaves dependency_release() to the kernel. */
+__device__ __forceinline__ void dependency_wait_only()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* Also lets the next kernel be launched. Not sooner: its blocks would take places that this kernel's
  * neighbours need, unevenly (measured: a decode step loses 8%). */
 __device__ __forceinline__ void dependency_wait()
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
+    dependency_wait_only();
+    dependency_release();
 }
 
 __device__ __forceinline__ float minus_inf() { return __int_as_float((int)0xff800000u); }
@@ -150,6 +167,35 @@ __device__ __forceinline__ void store(void *p, int dtype, int64_t i, float x)
 template <class T, int N> struct alignas(sizeof(T) * N) Pack {
     T v[N];
 };
+
+/* N elements from `first` on of a dtype known at run time, 8 bytes at a time where they are aligned. */
+template <int N> __device__ __forceinline__ void load_pack(const void *p, int dtype, int64_t first, float (&x)[N])
+{
+    const char *from = (const char *)p + first * (dtype == WEFT_F32 ? 4 : 2);
+    const bool whole = (uintptr_t)from % 8 == 0;
+    if (N % 2 == 0 && whole && dtype == WEFT_F32) {
+#pragma unroll
+        for (int j = 0; j + 1 < N; j += 2) {
+            const float2 v = *(const float2 *)(from + 4 * j);
+            x[j] = v.x, x[j + 1] = v.y;
+        }
+    } else if (N % 4 == 0 && whole && (dtype == WEFT_BF16 || dtype == WEFT_F16)) {
+#pragma unroll
+        for (int j = 0; j + 3 < N; j += 4) {
+            const uint2 bits = *(const uint2 *)(from + 2 * j);
+            const uint32_t word[2] = {bits.x, bits.y};
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const uint16_t half = (uint16_t)(word[k / 2] >> (16 * (k % 2)));
+                if (dtype == WEFT_BF16) x[j + k] = __uint_as_float((uint32_t)half << 16);
+                else x[j + k] = __half2float(__ushort_as_half(half));
+            }
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j++) x[j] = load(p, dtype, first + j);
+    }
+}
 
 __device__ __forceinline__ float warp_sum(float x)
 {

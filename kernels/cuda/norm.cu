@@ -6,43 +6,36 @@ namespace weft {
 
 enum { KEPT = 4 }; /* packs that a thread keeps */
 
-template <class T> __device__ constexpr int dtype_of();
-template <> __device__ constexpr int dtype_of<float>() { return WEFT_F32; }
-template <> __device__ constexpr int dtype_of<bf16>() { return WEFT_BF16; }
-template <> __device__ constexpr int dtype_of<__half>() { return WEFT_F16; }
-
-/* Pack i of the gains in float32. */
-template <class T, int N> __device__ __forceinline__ Pack<float, N> gains(const void *gain, int gain_dtype, int64_t i)
+/* The gains of a thread's first pack: weights, so they come while the kernel before still runs. */
+template <int N> __device__ __forceinline__ void first_gains(const void *gain, int gain_dtype, int64_t packs, float (&g)[N])
 {
-    Pack<float, N> g;
-    if (N > 1 && gain_dtype == dtype_of<T>() && (uintptr_t)gain % 16 == 0) {
-        const Pack<T, N> p = ((const Pack<T, N> *)gain)[i];
-#pragma unroll
-        for (int j = 0; j < N; j++) g.v[j] = widen(p.v[j]);
-        return g;
-    }
-#pragma unroll
-    for (int j = 0; j < N; j++) g.v[j] = load(gain, gain_dtype, i * N + j);
-    return g;
+    if (threadIdx.x < packs) load_pack<N>(gain, gain_dtype, (int64_t)threadIdx.x * N, g);
 }
 
 /* y = r * factor * gain for the packs of this thread; those beyond `kept` are read again. */
 template <class T, int N>
-__device__ __forceinline__ void scale_row(const Pack<T, N> *kept, const T *r, T *y, const void *gain, int gain_dtype, float factor,
-                                          int64_t packs)
+__device__ __forceinline__ void scale_row(const Pack<T, N> *kept, const T *r, T *y, const void *gain, int gain_dtype,
+                                          const float (&first)[N], float factor, int64_t packs)
 {
-    auto scale = [&](Pack<T, N> p, int64_t i) {
-        const Pack<float, N> g = gains<T, N>(gain, gain_dtype, i);
+    auto scale = [&](Pack<T, N> p, int64_t i, const float(&g)[N]) {
 #pragma unroll
-        for (int j = 0; j < N; j++) p.v[j] = narrow<T>(widen(p.v[j]) * factor * g.v[j]);
+        for (int j = 0; j < N; j++) p.v[j] = narrow<T>(widen(p.v[j]) * factor * g[j]);
         ((Pack<T, N> *)y)[i] = p;
     };
+    if (threadIdx.x < packs) scale(kept[0], threadIdx.x, first);
 #pragma unroll
-    for (int k = 0; k < KEPT; k++) {
+    for (int k = 1; k < KEPT; k++) {
         int64_t i = threadIdx.x + (int64_t)k * blockDim.x;
-        if (i < packs) scale(kept[k], i);
+        float g[N];
+        if (i >= packs) continue;
+        load_pack<N>(gain, gain_dtype, i * N, g);
+        scale(kept[k], i, g);
     }
-    for (int64_t i = threadIdx.x + (int64_t)KEPT * blockDim.x; i < packs; i += blockDim.x) scale(((const Pack<T, N> *)r)[i], i);
+    for (int64_t i = threadIdx.x + (int64_t)KEPT * blockDim.x; i < packs; i += blockDim.x) {
+        float g[N];
+        load_pack<N>(gain, gain_dtype, i * N, g);
+        scale(((const Pack<T, N> *)r)[i], i, g);
+    }
 }
 
 template <class T, int N> __device__ __forceinline__ float squares(const Pack<T, N> &p)
@@ -67,8 +60,10 @@ template <class T, int N> __device__ __forceinline__ Pack<T, N> take(const T *x,
 
 template <class T, int N> __global__ void rms_norm(const weft_rms_norm_args a)
 {
-    dependency_wait();
     const int64_t row = blockIdx.x, packs = a.cols / N;
+    float gains[N];
+    first_gains<N>(a.gain, a.gain_dtype, packs, gains);
+    dependency_wait();
     const T *x = (const T *)a.x + row * a.x_stride;
     T *residual = a.residual != nullptr ? (T *)a.residual + row * a.residual_stride : nullptr;
     Pack<T, N> kept[KEPT];
@@ -82,7 +77,7 @@ template <class T, int N> __global__ void rms_norm(const weft_rms_norm_args a)
     }
     for (int64_t i = threadIdx.x + (int64_t)KEPT * blockDim.x; i < packs; i += blockDim.x) sum += squares(take<T, N>(x, residual, i));
     const float factor = 1.0f / sqrtf(block_sum(sum) / (float)a.cols + a.eps);
-    scale_row<T, N>(kept, residual != nullptr ? residual : x, (T *)a.y + row * a.y_stride, a.gain, a.gain_dtype, factor, packs);
+    scale_row<T, N>(kept, residual != nullptr ? residual : x, (T *)a.y + row * a.y_stride, a.gain, a.gain_dtype, gains, factor, packs);
 }
 
 template <class T, int N> __global__ void group_sums(const weft_group_norm_args a)
@@ -98,8 +93,10 @@ template <class T, int N> __global__ void group_sums(const weft_group_norm_args 
 
 template <class T, int N> __global__ void group_apply(const weft_group_norm_args a)
 {
-    dependency_wait();
     const int64_t row = blockIdx.x, packs = a.cols / N;
+    float gains[N];
+    first_gains<N>(a.gain, a.gain_dtype, packs, gains);
+    dependency_wait();
     const T *x = (const T *)a.x + row * a.x_stride;
     const float factor = 1.0f / sqrtf(a.var[row * a.var_stride] / (float)a.world + a.eps);
     Pack<T, N> kept[KEPT];
@@ -108,7 +105,7 @@ template <class T, int N> __global__ void group_apply(const weft_group_norm_args
         int64_t i = threadIdx.x + (int64_t)k * blockDim.x;
         if (i < packs) kept[k] = ((const Pack<T, N> *)x)[i];
     }
-    scale_row<T, N>(kept, x, (T *)a.y + row * a.y_stride, a.gain, a.gain_dtype, factor, packs);
+    scale_row<T, N>(kept, x, (T *)a.y + row * a.y_stride, a.gain, a.gain_dtype, gains, factor, packs);
 }
 
 static unsigned threads_for(int64_t packs) { return (unsigned)least(1024, most(1, div_up(packs, 32)) * 32); }

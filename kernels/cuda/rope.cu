@@ -5,21 +5,27 @@
 
 namespace weft {
 
-/* One block a token; a thread rotates N neighbouring pairs at a time. x is read before the position is
- * known, so that the two reads overlap. */
+/* One block a token; a thread rotates N neighbouring pairs at a time. Positions and the table come from the
+ * host: what the first pairs need of them is read while the kernel before still runs. */
 template <class T, int N> __global__ void rotate(const weft_rope_args a)
 {
-    dependency_wait();
     const int64_t t = blockIdx.x;
-    const int half = (int)a.rotary_dim / 2, packs = half / N, position = a.positions[t];
+    const int half = (int)a.rotary_dim / 2, packs = half / N, all = (int)a.heads * packs, position = a.positions[t];
+    const bool known = position >= 0 && position < a.max_positions;
+    const float *table = a.cos_sin + (int64_t)position * a.rotary_dim;
+    Pack<float, N> cos, sin;
+    auto look_up = [&](int i) {
+        cos = *(const Pack<float, N> *)(table + i % packs * N);
+        sin = *(const Pack<float, N> *)(table + half + i % packs * N);
+    };
+    if (known && (int)threadIdx.x < all) look_up(threadIdx.x);
+    dependency_wait();
+    if (!known) return;
     T *x = (T *)a.x + t * a.token_stride;
-    for (int i = threadIdx.x; i < (int)a.heads * packs; i += blockDim.x) {
-        const int j = i % packs * N;
-        T *head = x + (int64_t)(i / packs) * a.head_dim + j;
+    for (int i = threadIdx.x; i < all; i += blockDim.x) {
+        T *head = x + (int64_t)(i / packs) * a.head_dim + i % packs * N;
         Pack<T, N> x1 = *(Pack<T, N> *)head, x2 = *(Pack<T, N> *)(head + half);
-        if (position < 0 || position >= a.max_positions) return;
-        const float *at = a.cos_sin + (int64_t)position * a.rotary_dim + j;
-        const Pack<float, N> cos = *(const Pack<float, N> *)at, sin = *(const Pack<float, N> *)(at + half);
+        if (i != (int)threadIdx.x) look_up(i);
 #pragma unroll
         for (int e = 0; e < N; e++) {
             const float u = widen(x1.v[e]), v = widen(x2.v[e]);
@@ -57,8 +63,8 @@ __device__ __forceinline__ void write_rows(const weft_kv_write_args &a, const vo
 
 template <class T, int N> __global__ void kv_write(const weft_kv_write_args a)
 {
+    const int64_t t = blockIdx.x, place = place_of(a, t); /* of the host's arrays alone */
     dependency_wait();
-    const int64_t t = blockIdx.x, place = place_of(a, t);
     if (place < 0) return;
     write_rows<T, N>(a, (const T *)a.k + t * a.k_stride, a.k_cache, place, (int)a.head_dim);
     write_rows<T, N>(a, (const T *)a.v + t * a.v_stride, a.v_cache, place, (int)a.head_dim_v);

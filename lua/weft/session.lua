@@ -243,6 +243,12 @@ local function log_places(session)
     end
     session.log("rank %d: %s", r, #places > 0 and table.concat(places, ", ") or "alone")
   end
+  for _, group in ipairs(groups) do
+    if group.world_size > 1 then
+      local own = core.groups.get(group.type, group.world_size)
+      session.log("%s: %s", own.name, own.transport)
+    end
+  end
 end
 
 --- Builds this rank's model. Collective.

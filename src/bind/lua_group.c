@@ -14,6 +14,9 @@
  *   g:reduce_scatter(t, dim) -> tensor                    g:all_to_all(t) -> tensor, parts along dim 0
  *   g:broadcast(t [, root]) -> t, in place                g:broadcast_value(v [, root]) -> plain value
  *   g:barrier() g:split(color, key) -> group or nil       g:close() g:traffic()
+ *   g.transport                             what carries it: "peer memory up to 256 KB, NCCL above"
+ *   g:set_peer_limit(bytes)                 calls up to so many bytes for each rank go over peer memory;
+ *                                           the same on all members
  * root is a place in the list. With one rank the first three give the same tensor back. */
 #include <stdlib.h>
 #include <string.h>
@@ -215,6 +218,15 @@ static int l_close(lua_State *L)
     return 0;
 }
 
+static int l_set_peer_limit(lua_State *L)
+{
+    weft_group *group = weft_check_group(L, 1);
+    lua_Number bytes = luaL_checknumber(L, 2);
+    if (!(bytes >= 0 && bytes <= 1 << 30)) luaL_argerror(L, 2, "bytes from 0 to 2^30");
+    weft_group_set_peer_limit(group, (size_t)bytes);
+    return 0;
+}
+
 static int l_traffic(lua_State *L)
 {
     weft_group_traffic traffic = weft_group_get_traffic(weft_check_group(L, 1));
@@ -238,6 +250,7 @@ static int fields(lua_State *L)
     else if (strcmp(name, "rank") == 0) lua_pushinteger(L, weft_group_rank(group));
     else if (strcmp(name, "type") == 0) lua_pushstring(L, weft_group_type_name(weft_group_get_type(group)));
     else if (strcmp(name, "name") == 0) lua_pushstring(L, weft_group_name(group));
+    else if (strcmp(name, "transport") == 0) lua_pushstring(L, weft_group_transport(group));
     else if (strcmp(name, "ranks") == 0) {
         lua_createtable(L, weft_group_size(group), 0);
         for (int i = 0; i < weft_group_size(group); i++) {
@@ -367,7 +380,7 @@ void weft_open_group(lua_State *L)
         {"all_reduce", l_all_reduce}, {"all_gather", l_all_gather}, {"reduce_scatter", l_reduce_scatter},
         {"all_to_all", l_all_to_all}, {"broadcast", l_broadcast},   {"broadcast_value", l_broadcast_value},
         {"barrier", l_barrier},       {"split", l_split},           {"traffic", l_traffic},
-        {NULL, NULL},
+        {"set_peer_limit", l_set_peer_limit}, {NULL, NULL},
     };
     static const luaL_Reg groups[] = {
         {"get", l_get},           {"create", l_create},     {"add", l_add}, {"create_all", l_create_all},

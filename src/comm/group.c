@@ -11,6 +11,7 @@
 static void destroy(weft_object *object)
 {
     weft_group *group = (weft_group *)object;
+    weft__peers_leave(group);
     weft__nccl_leave(group, 0);
     weft__shared_leave(group);
     for (int m = 0; m < group->size && group->cudas != NULL; m++) weft_cuda_release(group->cudas[m]);
@@ -19,6 +20,7 @@ static void destroy(weft_object *object)
     free(group->sources);
     free(group->scratch);
     free(group->death);
+    free(group->transport);
     free(group);
 }
 
@@ -91,6 +93,10 @@ const int *weft_group_ranks(const weft_group *group) { return group->ranks; }
 weft_group_type weft_group_get_type(const weft_group *group) { return group->type; }
 weft_rank *weft_group_owner(const weft_group *group) { return group->owner; }
 const char *weft_group_name(const weft_group *group) { return group->name; }
+const char *weft_group_transport(const weft_group *group)
+{
+    return group->transport != NULL ? group->transport : group->size == 1 ? "none" : "threads";
+}
 weft_group_traffic weft_group_get_traffic(const weft_group *group) { return group->traffic; }
 
 /* Behind a failure that all ranks have settled, members count their collectives from 0 again. */
@@ -195,6 +201,7 @@ weft_status weft_group_close(weft_group *group)
         status = begin(group, &(weft__call){.op = WEFT__OP_CLOSE}, NULL, 0, NULL, 0);
         if (status == WEFT_OK) end(group, 0, 0);
     }
+    weft__peers_leave(group);
     weft__nccl_leave(group, status == WEFT_OK && group->death == NULL);
     group->closed = 1;
     weft__shared_leave(group);

@@ -11,6 +11,7 @@
 #include "base/dtype.h"
 #include "comm/world.h"
 #include "device/tensor.h"
+#include "kernels/weft_peer.h"
 
 typedef enum weft_reduce { WEFT_REDUCE_SUM, WEFT_REDUCE_MAX } weft_reduce;
 
@@ -32,6 +33,11 @@ const int *weft_group_ranks(const weft_group *group);
 weft_group_type weft_group_get_type(const weft_group *group);
 weft_rank *weft_group_owner(const weft_group *group);
 const char *weft_group_name(const weft_group *group); /* "context {0,1,2,3}" */
+/* What carries its collectives on GPU memory: "peer memory up to 256 KB, NCCL above", "NCCL (WEFT_PEER=0)", "threads". */
+const char *weft_group_transport(const weft_group *group);
+/* Collectives up to so many bytes for each member go over peer memory, as far as it holds them; 0: none.
+ * The same on all members, between collectives. Without peer memory it does nothing. */
+void weft_group_set_peer_limit(weft_group *group, size_t bytes);
 
 /* The rank's registry: (type, world_size) names a group; a missing one is an error that lists
  * those that exist, never another group. A world_size of 1 always exists. */
@@ -61,6 +67,15 @@ weft_status weft_group_all_to_all(weft_group *group, const void *in, void *out, 
 weft_status weft_group_broadcast(weft_group *group, void *data, int64_t count, weft_dtype dtype, int root);
 /* Bytes, for plain values: the same size on all members. */
 weft_status weft_group_broadcast_bytes(weft_group *group, void *data, size_t bytes, int root);
+
+/* Operations on GPU memory with their collective inside, as one kernel. *done is 0, the same on all
+ * members, and nothing has run where no peer memory carries it: then the pieces do (kernels/weft_peer.h).
+ * linear: weft_linear, then all_reduce of its dense y; members for which it is not done may be among the others.
+ * norm: group_norm_sums, the sum of var, group_norm_apply of 1 or 2 parts.
+ * dcp: the exchange of partial attention results, its combination and merge. */
+weft_status weft_group_linear_over(weft_group *group, const weft_linear_args *args, int *done);
+weft_status weft_group_norm_over(weft_group *group, const weft_group_norm_args *parts, int count, int *done);
+weft_status weft_group_dcp_over(weft_group *group, const weft_peer_dcp_args *args, int *done);
 
 /* Along any dimension of tensors. out is made by the caller: shape[dim] * size (gather) or
  * shape[dim] / size (scatter). */

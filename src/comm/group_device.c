@@ -5,11 +5,12 @@
  * that cannot fail, every stream goes on only behind these marks: nobody's buffer changes while it is
  * read. No stream comes to rest. Right for any number of ranks on a GPU; between GPUs NCCL is the fast
  * way (group_nccl.c). */
+#include <stdlib.h>
+#include <string.h>
+
 #include "comm/internal.h"
 
 #ifdef WEFT_HAVE_CUDA
-
-#include <stdlib.h>
 
 #include "kernels/weft_cuda_device.h"
 
@@ -102,7 +103,10 @@ weft_status weft__device_collective(weft_group *group, weft__call *call, const v
     }
     if (group->size == 1) return out == in ? WEFT_OK : weft_cuda_copy(group->owner->cuda, out, in, bytes);
     double start = weft__now();
-    weft_status status = group->nccl != NULL ? weft__nccl_collective(group, call, in, bytes, out) : in_process(&r, call, in, out);
+    int peers = weft__peers_take(group, call, bytes);
+    weft_status status = group->nccl != NULL ? weft__device_announce(group, call) : in_process(&r, call, in, out);
+    if (status == WEFT_OK && peers) status = weft__peers_collective(group, call, in, out);
+    else if (status == WEFT_OK && group->nccl != NULL) status = weft__nccl_collective(group, call, in, bytes, out);
     if (status != WEFT_OK) {
         weft__group_die(group);
         return status;
@@ -129,6 +133,19 @@ static weft_status know_streams(weft_group *group)
     return WEFT_OK;
 }
 
+weft_status weft__device_announce(weft_group *group, weft__call *call)
+{
+    if (group->world->check) {
+        WEFT_TRY(weft__exchange_begin(group, call, NULL, 0, NULL, 0));
+        weft__exchange_end(group, 0);
+        return WEFT_OK;
+    }
+    WEFT_TRY(weft_world_check(group->world));
+    call->sequence = ++group->sequence;
+    weft__note_call(group->world, group->owner->rank, call, group->name);
+    return WEFT_OK;
+}
+
 /* Collective: which GPUs the members use decides the transport. */
 weft_status weft__device_join(weft_group *group)
 {
@@ -140,7 +157,11 @@ weft_status weft__device_join(weft_group *group)
         several |= all[m] != all[0];
         for (int n = 0; n < m; n++) shared |= all[m] == all[n];
     }
-    if (several && !shared) return weft__nccl_join(group);
+    if (several && !shared) {
+        WEFT_TRY(weft__nccl_join(group));
+        return weft__peers_join(group);
+    }
+    group->transport = strdup("copies and sums ordered by events");
     WEFT_TRY(know_streams(group));
     /* Some ranks share a GPU and some do not: every member reads the others' memory. */
     for (int m = 0; m < group->size; m++)

@@ -187,10 +187,6 @@ static weft_status collective(weft_group *group, const weft__call *call, const v
 {
     ncclComm_t comm = group->nccl->comm;
     cudaStream_t stream = weft_cuda_stream(group->owner->cuda);
-    weft__call noted = *call;
-    noted.sequence = ++group->sequence;
-    weft__note_call(group->world, group->owner->rank, &noted, group->name);
-    WEFT_TRY(weft_world_check(group->world));
     switch (call->op) {
     case WEFT__OP_ALL_REDUCE:
         return taken(group, "all_reduce",

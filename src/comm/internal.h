@@ -20,7 +20,8 @@ enum {
     WEFT__CACHE_LINE = 64,
     WEFT__MAX_RANKS = 1024,
     WEFT__STAGE_BYTES = 32 * 1024, /* of one member and parity; above it, peers read the caller's memory */
-    WEFT__MESSAGE_BYTES = 2048
+    WEFT__MESSAGE_BYTES = 2048,
+    WEFT__HALT_WORDS = 32 /* a rank's own cache lines */
 };
 
 /* A word to wait on. sleepers spares the system call when nobody sleeps. */
@@ -38,6 +39,8 @@ typedef enum weft__op {
     WEFT__OP_REDUCE_SCATTER,
     WEFT__OP_ALL_TO_ALL,
     WEFT__OP_BROADCAST,
+    WEFT__OP_NORM,     /* of GPU memory, one kernel with what is around it */
+    WEFT__OP_EXCHANGE, /* the same */
     WEFT__OP_PUBLISH, /* these two are of the world, not of a group */
     WEFT__OP_RECEIVE
 } weft__op;
@@ -107,6 +110,7 @@ struct weft_world {
     weft_object object;
     int world_size, threads_per_rank;
     int spin; /* no more threads than cores: a short spin before sleeping pays */
+    int check; /* WEFT_CHECK=1: members compare the calls that go over NCCL and peer memory too */
     double timeout;
     weft__fault fault;
     weft__presence *presence; /* [world_size] */
@@ -120,6 +124,7 @@ struct weft_world {
     weft__shared *shared;
     struct weft__nccl *nccls; /* the communicators of all ranks (nccl_watch.c) */
     int nccls_watched;
+    unsigned *halt; /* [world_size][WEFT__HALT_WORDS], of kernels that wait for peers (group_peer.c); NULL before the first */
 
     /* the step record (record.c) */
     weft__gate published; /* number of records so far */
@@ -156,6 +161,8 @@ struct weft_group {
     weft_group_traffic traffic;
     weft_cuda **cudas; /* [size], retained: the members' GPUs, where streams may follow one another; or NULL */
     struct weft__nccl *nccl; /* of GPU memory; NULL: members share a GPU, or are CPU ranks */
+    struct weft__peers *peers; /* small collectives of GPU memory; NULL: all go through nccl */
+    char *transport;           /* what carries collectives, for people; NULL: by threads */
 };
 
 /* ---- wait.c ---- */
@@ -200,6 +207,8 @@ void weft__exchange_end(weft_group *group, int direct);
 /* A collective on GPU memory: as the call says, `bytes` of input. */
 weft_status weft__device_collective(weft_group *group, weft__call *call, const void *in, size_t bytes, void *out, uint64_t bytes_sent);
 weft_status weft__device_join(weft_group *group); /* collective, behind weft__shared_join */
+/* Counts the call and notes it for others; compares it with theirs under WEFT_CHECK=1. */
+weft_status weft__device_announce(weft_group *group, weft__call *call);
 
 /* ---- nccl_library.c ---- */
 
@@ -214,6 +223,19 @@ weft_status weft__nccl_check(const weft_group *group); /* an error that came in 
  * ranks have made, which would give the next ones their data, the registered groups get new ones. */
 weft_status weft__nccl_recover(weft_rank *rank);
 void weft__nccl_leave(weft_group *group, int together); /* together: every member does it now, and none failed */
+
+/* ---- group_peer.c ---- */
+
+/* Collective, behind weft__nccl_join: opens peer memory where every member can, else says why not in group->transport. */
+weft_status weft__peers_join(weft_group *group);
+/* Whether the call goes over peer memory: the same on all members. bytes: of the input. */
+int weft__peers_take(const weft_group *group, const weft__call *call, size_t bytes);
+weft_status weft__peers_collective(weft_group *group, const weft__call *call, const void *in, void *out);
+void weft__peers_leave(weft_group *group); /* never waits */
+void weft__peers_halt(weft_world *world, int halt); /* under the world's lock: kernels that wait leave */
+weft_status weft__peers_check(const weft_rank *rank); /* a kernel that gave up waiting */
+/* Collective over all ranks, behind a failure that was taken back: inboxes are as new. */
+weft_status weft__peers_recover(weft_rank *rank);
 
 /* ---- reduce.c ---- */
 

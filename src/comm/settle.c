@@ -119,5 +119,7 @@ weft_status weft_world_settle(weft_rank *rank, weft_outcome *out)
         weft__sleep(&world->settled, number, 0.05);
     }
     *out = world->outcome; /* the next one is not written before this rank settles again */
-    return out->rank >= 0 ? weft__nccl_recover(rank) : WEFT_OK;
+    if (out->rank < 0) return WEFT_OK;
+    WEFT_TRY(weft__nccl_recover(rank));
+    return weft__peers_recover(rank);
 }

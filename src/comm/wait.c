@@ -123,7 +123,7 @@ void weft__note_call(weft_world *world, int rank, const weft__call *call, const 
 const char *weft__describe_call(const weft__call *call, char *text, size_t size)
 {
     static const char *const names[] = {"nothing",    "barrier",   "close",   "all_reduce", "all_gather", "reduce_scatter",
-                                        "all_to_all", "broadcast", "publish", "receive"};
+                                        "all_to_all", "broadcast", "norm", "exchange", "publish", "receive"};
     const char *name = names[call->op], *dtype = weft_dtype_name(call->dtype);
     const char *reduce = call->reduce == WEFT_REDUCE_MAX ? "max" : "sum";
     long long count = (long long)call->count;
@@ -133,6 +133,8 @@ const char *weft__describe_call(const weft__call *call, char *text, size_t size)
     case WEFT__OP_ALL_REDUCE:
     case WEFT__OP_REDUCE_SCATTER: snprintf(text, size, "%s %s of %lld %s%s", name, reduce, count, dtype, rows); break;
     case WEFT__OP_ALL_GATHER:
+    case WEFT__OP_NORM:
+    case WEFT__OP_EXCHANGE:
     case WEFT__OP_ALL_TO_ALL: snprintf(text, size, "%s of %lld %s%s", name, count, dtype, rows); break;
     case WEFT__OP_BROADCAST: snprintf(text, size, "%s of %lld %s from member %d", name, count, dtype, call->root); break;
     default: snprintf(text, size, "%s", name);

@@ -19,6 +19,7 @@ static void destroy_world(weft_object *object)
         weft__key_free(k);
     }
     pthread_mutex_destroy(&world->lock);
+    weft_cuda_words_free(world->halt);
     free(world->record);
     free(world->presence);
     free(world);
@@ -54,6 +55,8 @@ weft_status weft_world_create(weft_world **out, const weft_world_options *option
     world->spin = world->threads_per_rank * size <= cores;
     world->timeout = options->timeout_seconds > 0 ? options->timeout_seconds : 300;
     world->fault = fault;
+    const char *check = getenv("WEFT_CHECK");
+    world->check = check != NULL && strcmp(check, "1") == 0;
     world->presence = presence;
     world->failed_rank = -1;
     pthread_mutex_init(&world->lock, NULL);
@@ -83,6 +86,7 @@ int weft__abort_locked(weft_world *world, int rank, weft_status code, const char
     world->failed_code = code;
     snprintf(world->failure, sizeof world->failure, "%s", message);
     atomic_store(&world->aborted.word, 1);
+    weft__peers_halt(world, 1);
     weft__wake(&world->aborted);
     weft__wake(&world->published);
     weft__wake(&world->pending);
@@ -199,6 +203,7 @@ static weft_status check_world(void *context)
 {
     weft_rank *rank = context;
     WEFT_TRY(weft_world_check(rank->world));
+    WEFT_TRY(weft__peers_check(rank));
     return weft__check_groups(rank);
 }
 

@@ -138,6 +138,7 @@ static void destroy(weft_object *object)
         for (int i = 0; i < WEFT_CUDA_MARKS; i++)
             if (cuda->marks[i] != NULL) (void)cudaEventDestroy(cuda->marks[i]);
         if (cuda->stream != NULL) (void)cudaStreamDestroy(cuda->stream);
+        if (cuda->shared != NULL) (void)cudaMemPoolDestroy(cuda->shared);
         (void)cudaGetLastError();
     }
     pthread_mutex_destroy(&cuda->lock);
@@ -228,6 +229,67 @@ weft_status weft_cuda_open_peer(weft_cuda *cuda, int index)
     if (error == cudaSuccess) return WEFT_OK;
     (void)cudaGetLastError();
     return error == cudaErrorPeerAccessAlreadyEnabled ? WEFT_OK : weft__cuda_fail(cuda, "opening a peer path", error);
+}
+
+/* A pool of its own that keeps what it has: nothing is unmapped while kernels run. */
+static cudaError_t make_shared_pool(weft_cuda *cuda)
+{
+    struct cudaMemPoolProps properties = {.allocType = cudaMemAllocationTypePinned, .location = {cudaMemLocationTypeDevice, cuda->index}};
+    cudaError_t error = cudaMemPoolCreate(&cuda->shared, &properties);
+    uint64_t all = UINT64_MAX;
+    if (error == cudaSuccess) error = cudaMemPoolSetAttribute(cuda->shared, cudaMemPoolAttrReleaseThreshold, &all);
+    return error;
+}
+
+weft_status weft_cuda_share(weft_cuda *cuda, size_t bytes, const int32_t *gpus, int count, void **out)
+{
+    void *block = NULL;
+    const char *refused = getenv("WEFT_NO_PEER");
+    WEFT_TRY(weft__cuda_usable(cuda));
+    cudaError_t error = cuda->shared == NULL ? make_shared_pool(cuda) : cudaSuccess;
+    for (int i = 0; i < count && error == cudaSuccess; i++) {
+        int possible = 0;
+        struct cudaMemAccessDesc access = {{cudaMemLocationTypeDevice, gpus[i]}, cudaMemAccessFlagsProtReadWrite};
+        if (gpus[i] == cuda->index) continue;
+        error = cudaDeviceCanAccessPeer(&possible, gpus[i], cuda->index);
+        if (error == cudaSuccess && (!possible || (refused != NULL && *refused == '1')))
+            return weft_fail(WEFT_CUDA, "GPU %d cannot reach the memory of GPU %d: no peer path", gpus[i], cuda->index);
+        if (error == cudaSuccess) error = cudaMemPoolSetAccess(cuda->shared, &access, 1);
+    }
+    if (error == cudaSuccess) error = cudaMallocFromPoolAsync(&block, bytes, cuda->shared, cuda->stream);
+    if (error == cudaSuccess) error = cudaMemsetAsync(block, 0, bytes, cuda->stream);
+    if (error != cudaSuccess) return weft__cuda_fail(cuda, "sharing memory with other GPUs", error);
+    *out = block;
+    return WEFT_OK;
+}
+
+void weft_cuda_unshare(weft_cuda *cuda, void *block)
+{
+    if (block != NULL && cuda->cause[0] == 0 && cudaFreeAsync(block, cuda->stream) != cudaSuccess) (void)cudaGetLastError();
+}
+
+int weft_cuda_multiprocessors(const weft_cuda *cuda)
+{
+    int count = 0;
+    if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, cuda->index) != cudaSuccess) (void)cudaGetLastError();
+    return count > 0 ? count : 1;
+}
+
+weft_status weft_cuda_words_create(unsigned **out, size_t count)
+{
+    void *words = NULL;
+    if (cudaHostAlloc(&words, count * sizeof **out, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return weft_fail(WEFT_MEMORY, "no page-locked host memory for %zu words", count);
+    }
+    memset(words, 0, count * sizeof **out);
+    *out = words;
+    return WEFT_OK;
+}
+
+void weft_cuda_words_free(unsigned *words)
+{
+    if (words != NULL && cudaFreeHost(words) != cudaSuccess) (void)cudaGetLastError();
 }
 
 /* ---- waiting ---- */

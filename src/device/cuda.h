@@ -44,8 +44,18 @@ int weft_cuda_is_device(const void *address);
 /* Makes the memory of another GPU readable from this one. CUDA when the two have no path, or under
  * WEFT_NO_PEER=1 (for checks of what then happens). */
 weft_status weft_cuda_open_peer(weft_cuda *cuda, int index);
+/* `bytes` of this GPU's memory that the GPUs of the list read and write too, cleared once the stream has come
+ * to it; CUDA when one has no path. (weft_cuda_open_peer would open all memory, and from then on allocations
+ * wait for kernels of the other GPU, which may wait for this one's: a step that allocates would never end.)
+ * unshare gives it back in stream order. */
+weft_status weft_cuda_share(weft_cuda *cuda, size_t bytes, const int32_t *gpus, int count, void **out);
+void weft_cuda_unshare(weft_cuda *cuda, void *block);
+int weft_cuda_multiprocessors(const weft_cuda *cuda);
 /* Whether the stream comes to its end within `seconds`; watches nothing else. For use behind a failure. */
 int weft_cuda_rests(weft_cuda *cuda, double seconds);
+/* `count` words of host memory, 0, that every GPU reads and writes at the same address. */
+weft_status weft_cuda_words_create(unsigned **out, size_t count);
+void weft_cuda_words_free(unsigned *words); /* NULL is allowed. No kernel may use them any more */
 /* Addresses that a captured graph may hold have changed: graphs of before are stale. */
 void weft_cuda_moved(weft_cuda *cuda);
 /* The status of an operation just launched. Under WEFT_SYNC=1 it waits, so that a fault is

@@ -29,6 +29,7 @@ struct weft_cuda {
     cudaEvent_t passed; /* by the stream: recorded at every 64th operation */
     uint64_t launches;  /* operations so far */
     cudaEvent_t marks[WEFT_CUDA_MARKS];
+    cudaMemPool_t shared; /* what other GPUs may use; NULL before the first */
     struct weft_cuda_context *kernels;
     void *workspace;
     weft_status (*check)(void *context), (*late)(void *context);

@@ -25,7 +25,12 @@ weft_status weft_cuda_alloc(weft_cuda *cuda, size_t bytes, void **out) { return 
 void weft_cuda_retire(weft_cuda *cuda, void *block, size_t bytes) {}
 int weft_cuda_is_device(const void *address) { return 0; }
 weft_status weft_cuda_open_peer(weft_cuda *cuda, int index) { return none(); }
+weft_status weft_cuda_share(weft_cuda *cuda, size_t bytes, const int32_t *gpus, int count, void **out) { return none(); }
+void weft_cuda_unshare(weft_cuda *cuda, void *block) {}
+int weft_cuda_multiprocessors(const weft_cuda *cuda) { return 1; }
 int weft_cuda_rests(weft_cuda *cuda, double seconds) { return 1; }
+weft_status weft_cuda_words_create(unsigned **out, size_t count) { return none(); }
+void weft_cuda_words_free(unsigned *words) {}
 void weft_cuda_moved(weft_cuda *cuda) {}
 weft_status weft_cuda_launched(weft_cuda *cuda, const char *what, weft_status status) { return status; }
 weft_status weft_cuda_to_host(weft_cuda *cuda, void *dst, const void *src, size_t bytes) { return none(); }

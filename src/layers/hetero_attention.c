@@ -269,9 +269,8 @@ static weft_status mask_empty(const call *c, float *lse, int64_t heads)
     return WEFT_RUN(c->attention->rank, mask_empty, &args);
 }
 
-/* Attention over this rank's share of the context, for all heads of the group, made whole over the
- * group: *out (tokens, output heads, v_head_size) and *lse, float32. */
-static weft_status attend_context(const call *c, float **out, float **lse)
+/* Attention over this rank's share of the context, for all heads of the group. */
+static weft_status attend_context(const call *c, weft__exchange_args *out)
 {
     weft_hetero_attention *attention = c->attention;
     weft_rank *rank = attention->rank;
@@ -295,31 +294,39 @@ static weft_status attend_context(const call *c, float **out, float **lse)
     args.lse = partial_lse;
     WEFT_TRY(WEFT_RUN(rank, attention, &args));
     WEFT_TRY(mask_empty(c, partial_lse, args.num_heads));
-    weft__exchange_args exchange = {.out = partial,
-                                    .lse = partial_lse,
-                                    .tokens = args.tokens,
-                                    .heads = args.num_heads,
-                                    .dim = args.head_dim_v,
-                                    .dtype = args.dtype,
-                                    .a2a = attention->options.plan.exchange_a2a};
-    return weft__context_exchange(rank, attention->context, &exchange, out, lse);
+    *out = (weft__exchange_args){.out = partial,
+                                 .lse = partial_lse,
+                                 .tokens = args.tokens,
+                                 .heads = args.num_heads,
+                                 .dim = args.head_dim_v,
+                                 .dtype = args.dtype,
+                                 .a2a = attention->options.plan.exchange_a2a};
+    return WEFT_OK;
 }
 
-static weft_status attend_and_merge(const call *c)
+/* The context made whole over the group and merged with the new tokens' part, which lies in c->out. */
+static weft_status exchange_and_merge(const call *c, const weft__exchange_args *context, const float *suffix_lse)
 {
     weft_hetero_attention *attention = c->attention;
     weft_rank *rank = attention->rank;
-    int64_t tokens = c->step->header->num_tokens, heads = attention->output_heads, dim = attention->shape.v_head_size;
+    int64_t tokens = context->tokens, heads = attention->output_heads, dim = context->dim;
     float *prefix, *prefix_lse;
-    void *suffix_lse;
-    weft_group_traffic before = weft_group_get_traffic(attention->context);
-    WEFT_TRY(attend_context(c, &prefix, &prefix_lse));
-    weft_group_traffic after = weft_group_get_traffic(attention->context);
-    attention->traffic.exchanges++;
-    attention->traffic.bytes_sent += after.bytes_sent - before.bytes_sent;
-    attention->traffic.exchange_seconds += after.seconds - before.seconds;
-    WEFT_TRY(weft__step_scratch(rank, tokens * heads, sizeof(float), &suffix_lse));
-    WEFT_TRY(attend_new(c, c->out->data, suffix_lse));
+    int done = 0;
+    if (rank->cuda != NULL) {
+        weft_peer_dcp_args whole = {.partial = context->out,
+                                    .lse = context->lse,
+                                    .suffix = c->out->data,
+                                    .suffix_lse = suffix_lse,
+                                    .out = c->out->data,
+                                    .tokens = tokens,
+                                    .heads = heads,
+                                    .dim = dim,
+                                    .dtype = context->dtype};
+        WEFT_TRY(weft_rank_fault(rank, "exchange"));
+        WEFT_TRY(weft_group_dcp_over(attention->context, &whole, &done));
+        if (done) return WEFT_OK;
+    }
+    WEFT_TRY(weft__context_exchange(rank, attention->context, context, &prefix, &prefix_lse));
     weft_merge_attn_states_args merge = {.prefix = prefix,
                                          .suffix = c->out->data,
                                          .prefix_lse = prefix_lse,
@@ -335,6 +342,23 @@ static weft_status attend_and_merge(const call *c)
                                          .suffix_dtype = c->out->dtype,
                                          .out_dtype = c->out->dtype};
     return WEFT_RUN(rank, merge_attn_states, &merge);
+}
+
+static weft_status attend_and_merge(const call *c)
+{
+    weft_hetero_attention *attention = c->attention;
+    weft__exchange_args context;
+    void *suffix_lse;
+    weft_group_traffic before = weft_group_get_traffic(attention->context);
+    WEFT_TRY(attend_context(c, &context));
+    WEFT_TRY(weft__step_scratch(attention->rank, context.tokens * attention->output_heads, sizeof(float), &suffix_lse));
+    WEFT_TRY(attend_new(c, c->out->data, suffix_lse));
+    WEFT_TRY(exchange_and_merge(c, &context, suffix_lse));
+    weft_group_traffic after = weft_group_get_traffic(attention->context);
+    attention->traffic.exchanges++;
+    attention->traffic.bytes_sent += after.bytes_sent - before.bytes_sent;
+    attention->traffic.exchange_seconds += after.seconds - before.seconds;
+    return WEFT_OK;
 }
 
 static double now(void)

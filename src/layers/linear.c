@@ -107,23 +107,15 @@ static weft_status gather(weft_linear *linear, weft_tensor *part, weft_tensor **
 weft_status weft_linear_forward(weft_linear *linear, const weft_tensor *x, weft_tensor **y)
 {
     weft_tensor *part = NULL;
-    WEFT_TRY(weft_linear_weight_apply(&linear->weight, linear->rank, x, 1, x->dtype, &part));
-    if (linear->group == NULL) {
+    weft_group *sum = linear->kind == WEFT_LINEAR_ROW ? linear->group : NULL;
+    WEFT_TRY(weft_linear_weight_apply(&linear->weight, linear->rank, x, 1, x->dtype, sum, &part));
+    if (linear->group == NULL || sum != NULL) {
         if (linear->kind == WEFT_LINEAR_COLUMN)
             weft_tensor_note_cut(part, 1, weft_group_type_name(linear->axis.group), linear->axis.world_size);
         *y = part;
         return WEFT_OK;
     }
-    weft_status status;
-    if (linear->kind == WEFT_LINEAR_ROW) {
-        status = weft_group_all_reduce(linear->group, part->data, part->data, weft_tensor_numel(part), part->dtype, WEFT_REDUCE_SUM);
-        if (status == WEFT_OK) {
-            *y = part;
-            return WEFT_OK;
-        }
-    } else {
-        status = gather(linear, part, y);
-    }
+    weft_status status = gather(linear, part, y);
     WEFT_RELEASE(part);
     return status;
 }

@@ -313,8 +313,9 @@ static weft_status quantize(const weft_linear_weight *w, weft_rank *rank, const 
     return status;
 }
 
-weft_status weft_linear_weight_apply_into(const weft_linear_weight *w, weft_rank *rank, const weft_tensor *x, int add_bias,
-                                          weft_tensor *out)
+/* *summed: whether the result is that of the whole group already. group may be NULL. */
+static weft_status apply_into(const weft_linear_weight *w, weft_rank *rank, const weft_tensor *x, int add_bias, weft_group *group,
+                              weft_tensor *out, int *summed)
 {
     WEFT_TRY(weft_layer_check_rows(w->name, x, w->columns.count));
     WEFT_TRY(weft_linear_weight_ready(w));
@@ -344,18 +345,30 @@ weft_status weft_linear_weight_apply_into(const weft_linear_weight *w, weft_rank
         .y_dtype = out->dtype,
         .cuda = weft_run_context(rank),
     };
-    weft_status status = WEFT_RUN(rank, linear, &args);
+    weft_status status = WEFT_OK;
+    if (group != NULL && rank->cuda != NULL) status = weft_group_linear_over(group, &args, summed);
+    if (status == WEFT_OK && !*summed) status = WEFT_RUN(rank, linear, &args);
     WEFT_RELEASE(rounded);
     return status == WEFT_OK ? WEFT_OK : weft_fail_while(status, "while computing %s", w->name);
 }
 
+weft_status weft_linear_weight_apply_into(const weft_linear_weight *w, weft_rank *rank, const weft_tensor *x, int add_bias,
+                                          weft_tensor *out)
+{
+    int summed = 0;
+    return apply_into(w, rank, x, add_bias, NULL, out, &summed);
+}
+
 weft_status weft_linear_weight_apply(const weft_linear_weight *w, weft_rank *rank, const weft_tensor *x, int add_bias,
-                                     weft_dtype y_dtype, weft_tensor **y)
+                                     weft_dtype y_dtype, weft_group *group, weft_tensor **y)
 {
     WEFT_TRY(weft_layer_check_rows(w->name, x, w->columns.count));
     weft_tensor *out = NULL;
     WEFT_TRY(weft_arena_tensor(rank->arena, &out, y_dtype, 2, (int64_t[]){x->shape[0], w->rows}));
-    weft_status status = weft_linear_weight_apply_into(w, rank, x, add_bias, out);
+    int summed = 0;
+    weft_status status = apply_into(w, rank, x, add_bias, group, out, &summed);
+    if (status == WEFT_OK && group != NULL && !summed)
+        status = weft_group_all_reduce(group, out->data, out->data, weft_tensor_numel(out), out->dtype, WEFT_REDUCE_SUM);
     if (status != WEFT_OK) {
         WEFT_RELEASE(out);
         return status;

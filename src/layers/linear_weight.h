@@ -13,7 +13,7 @@
  * keeps the row of its scale. */
 #pragma once
 
-#include "comm/world.h"
+#include "comm/group.h"
 #include "device/tensor.h"
 #include "model/source.h"
 #include "plan/layout.h"
@@ -77,9 +77,9 @@ weft_status weft_linear_weight_ready(const weft_linear_weight *w);
 int64_t weft_linear_weight_bytes(const weft_linear_weight *w);
 
 /* y = x W^T (+ bias when add_bias): x (tokens, columns.count), y (tokens, rows) of y_dtype, cut from
- * the rank's arena. */
+ * the rank's arena; summed over the group where one is given (collective). */
 weft_status weft_linear_weight_apply(const weft_linear_weight *w, weft_rank *rank, const weft_tensor *x, int add_bias,
-                                     weft_dtype y_dtype, weft_tensor **y);
+                                     weft_dtype y_dtype, weft_group *group, weft_tensor **y);
 /* The same into the first `rows` columns of out (tokens, at least rows), dense rows. */
 weft_status weft_linear_weight_apply_into(const weft_linear_weight *w, weft_rank *rank, const weft_tensor *x, int add_bias,
                                           weft_tensor *out);

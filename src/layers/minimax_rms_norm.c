@@ -74,7 +74,7 @@ static weft_group_norm_args arguments(const part *p, const weft_tensor *x, float
 {
     return (weft_group_norm_args){
         .x = (const char *)x->data + (size_t)p->column * weft_dtype_size(x->dtype),
-        .var = var + index,
+        .var = var != NULL ? var + index : NULL,
         .gain = p->norm->gain->data,
         .y = p->y->data,
         .rows = x->shape[0],
@@ -95,6 +95,13 @@ static weft_status run(part *parts, int count, const weft_tensor *x)
     weft_rank *rank = first->rank;
     int64_t tokens = x->shape[0];
     void *scratch = NULL;
+    if (first->group != NULL && rank->cuda != NULL && tokens > 0) {
+        weft_group_norm_args all[2];
+        int done = 0;
+        for (int i = 0; i < count; i++) all[i] = arguments(&parts[i], x, NULL, count, 0);
+        WEFT_TRY(weft_group_norm_over(first->group, all, count, &done));
+        if (done) return WEFT_OK;
+    }
     WEFT_TRY(weft_arena_scratch(rank->arena, (size_t)tokens * (size_t)count * sizeof(float), &scratch));
     float *var = scratch;
     for (int i = 0; i < count; i++) {

@@ -65,7 +65,7 @@ weft_status weft_qkv_linear_create(weft_qkv_linear **out, weft_rank *rank, const
 
 weft_status weft_qkv_linear_forward(weft_qkv_linear *layer, const weft_tensor *x, weft_tensor **qkv)
 {
-    WEFT_TRY(weft_linear_weight_apply(&layer->weight, layer->rank, x, 1, x->dtype, qkv));
+    WEFT_TRY(weft_linear_weight_apply(&layer->weight, layer->rank, x, 1, x->dtype, NULL, qkv));
     weft_tensor_note_cut(*qkv, 1, weft_group_type_name(layer->plan.input.group), layer->plan.input.world_size);
     return WEFT_OK;
 }

@@ -81,7 +81,7 @@ weft_status weft_router_forward(weft_router *router, const weft_tensor *x, weft_
     weft_arena *arena = router->rank->arena;
     weft_tensor *logits = NULL, *chosen = NULL, *share = NULL;
     const int64_t shape[] = {x->ndim > 0 ? x->shape[0] : 0, router->top_k};
-    weft_status status = weft_linear_weight_apply(&router->weight, router->rank, x, 0, WEFT_F32, &logits);
+    weft_status status = weft_linear_weight_apply(&router->weight, router->rank, x, 0, WEFT_F32, NULL, &logits);
     if (status == WEFT_OK) status = weft_arena_tensor(arena, &chosen, WEFT_I32, 2, shape);
     if (status == WEFT_OK) status = weft_arena_tensor(arena, &share, WEFT_F32, 2, shape);
     if (status == WEFT_OK) status = choose(router, logits, chosen, share);
