@@ -11,8 +11,9 @@
  * GPU at once (weft_peer.blocks), and each must have put everything before it takes. A flag comes again
  * after 2^32 calls: by then a packet of before would have to lie untouched for all of them.
  *
- * The next kernel is let go only when the data is here. One that waits in place for long (the other GPU is
- * late) wakes up late by as much, measured: then that GPU waits, and so on, half a millisecond a call. */
+ * Who is early asks for its packets again and again, and that keeps the other's writes out when there are
+ * many: from 24576 packets on they came in at 0.45 GB/s in half of the runs, from 16384 down never (two
+ * GPUs). So nobody waits for more than about 16384 at once (comm/group_peer.c). */
 #pragma once
 
 #include "kernels/cuda/cuda.cuh"

@@ -14,7 +14,7 @@
  *   g:reduce_scatter(t, dim) -> tensor                    g:all_to_all(t) -> tensor, parts along dim 0
  *   g:broadcast(t [, root]) -> t, in place                g:broadcast_value(v [, root]) -> plain value
  *   g:barrier() g:split(color, key) -> group or nil       g:close() g:traffic()
- *   g.transport                             what carries it: "peer memory up to 256 KB, NCCL above"
+ *   g.transport                             what carries it: "peer memory up to 128 KB, NCCL above"
  *   g:set_peer_limit(bytes)                 calls up to so many bytes for each rank go over peer memory;
  *                                           the same on all members
  * root is a place in the list. With one rank the first three give the same tensor back. */

@@ -33,7 +33,7 @@ const int *weft_group_ranks(const weft_group *group);
 weft_group_type weft_group_get_type(const weft_group *group);
 weft_rank *weft_group_owner(const weft_group *group);
 const char *weft_group_name(const weft_group *group); /* "context {0,1,2,3}" */
-/* What carries its collectives on GPU memory: "peer memory up to 256 KB, NCCL above", "NCCL (WEFT_PEER=0)", "threads". */
+/* What carries its collectives on GPU memory: "peer memory up to 128 KB, NCCL above", "NCCL (WEFT_PEER=0)", "threads". */
 const char *weft_group_transport(const weft_group *group);
 /* Collectives up to so many bytes for each member go over peer memory, as far as it holds them; 0: none.
  * The same on all members, between collectives. Without peer memory it does nothing. */

@@ -26,11 +26,10 @@ enum { COUNTER_BYTES = 256 };
 
 static size_t inbox_bytes(const weft_peer *p) { return (size_t)weft_peer_inbox_bytes(p->size, p->capacity); }
 
-/* Everyone sends everything to everyone, twice as long with its flags. Two members were measured
- * (scripts/bench.md); more send as many bytes in all as NCCL takes longer for. */
+/* So that no member waits for more than 16384 packets of the others at once (kernels/cuda/peer.cuh). */
 static size_t limit_of(int size)
 {
-    return (size_t)(size <= 2 ? 1024 : size <= 4 ? 256 : 128) << 10;
+    return (size_t)(size <= 2 ? 128 : size <= 4 ? 32 : 16) << 10;
 }
 
 void weft__peers_halt(weft_world *world, int halt)
@@ -94,7 +93,7 @@ static void give_back(struct weft__peers *peers)
     free(peers);
 }
 
-/* "peer memory up to 256 KB, NCCL above", or why not. */
+/* "peer memory up to 128 KB, NCCL above", or why not. */
 static weft_status describe(weft_group *group, const struct weft__peers *peers, const char *why_not, int rank)
 {
     char text[300];

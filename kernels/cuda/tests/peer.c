@@ -162,7 +162,7 @@ static weft_status start(const peer_member *m, const call *c)
         if (!alone && weft_peer_linear_fits(&m->peer, &l)) return weft_peer_linear(&m->peer, &l, m->stream);
         if (!alone && m->peer.blocks > 64 && failures++ < 20) printf("a product does not fit: %lld x %lld\n", (long long)l.n, (long long)l.k);
         WEFT_TRY(weft_linear_cuda(&l, m->stream));
-        a.in = out;
+        a.in = out, a.piece = n;
         return weft_peer_sum(&m->peer, &a, m->stream);
     }
     case GROUP_NORM: { /* q of cols, k of half */

@@ -117,7 +117,7 @@ static void row(const char *name, what kind, int64_t r, int64_t c, int t)
 
 int peer_time(void)
 {
-    static const int64_t kilobytes[] = {1, 8, 32, 128, 256, 512, 1024}, tokens[] = {1, 8, 32, 128, 512, 2048};
+    static const int64_t kilobytes[] = {1, 8, 32, 64, 128, 256, 1024}, tokens[] = {1, 8, 32, 128, 512, 2048};
     char name[80];
     int gpus = 0;
     peer_must(cudaGetDeviceCount(&gpus), "GPUs");
@@ -133,7 +133,7 @@ int peer_time(void)
         snprintf(name, sizeof name, "gather of %d KB", (int)kilobytes[i]);
         row(name, MOVE, 1, 512 * kilobytes[i], 0);
     }
-    for (int64_t t = 1; t <= 64; t *= 2) {
+    for (int64_t t = 1; t <= 16; t *= 2) {
         snprintf(name, sizeof name, "sum, then a norm, %d x 4096", (int)t);
         row(name, SUM_THEN_NORM, t, 4096, 0);
     }
