@@ -22,9 +22,7 @@ enum {
     MOST_COUNT = 4096,
     TL_THREADS = 256,
     TL_STAGES = 4,
-    TL_GROUP = 256, /* bytes of a packed group */
-    TL_UP = 3,      /* tiles of rows that a block takes, where segments are short */
-    TL_DOWN = 6
+    TL_GROUP = 256 /* bytes of a packed group */
 };
 
 struct TileSegment {
@@ -202,35 +200,27 @@ template <class W> struct Weights {
 template <int N> constexpr size_t tile_bytes() { return 1024 + TL_STAGES * (size_t)(N * TL_GROUP + N * 4); }
 
 #ifdef WEFT_HOPPER
-/* Where a lane's two rows of a tile of 128 begin. UP: a row of gate and the same of up. */
-template <class W, bool UP> struct TileRows {
-    const char *from;
-    uint32_t second;   /* bytes from the first to the second */
-    uint32_t scale[2]; /* where their scales begin */
-    int row0;          /* the first; beyond the last row that one is read */
-    __device__ __forceinline__ TileRows(const Tiles &w, const WeightRow<W> &shape, int expert, int tile)
-    {
-        const weft_expert_matrix &m = UP ? w.a.up : w.a.down;
-        const int rows = (int)(UP ? w.a.intermediate : w.a.hidden), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        row0 = UP ? tile * 64 + warp * 8 + lane / 4 : tile * 128 + warp * 16 + lane / 4;
-        const int read[2] = {min(row0, rows - 1), UP ? min(row0, rows - 1) + rows : min(row0 + 8, rows - 1)};
-        const char *matrix = (const char *)m.w + (int64_t)expert * (UP ? 2 : 1) * rows * shape.bytes - shape.phase + 16 * (lane % 4);
-        from = matrix + (int64_t)read[0] * shape.bytes;
-        second = (uint32_t)(read[1] - read[0]) * (uint32_t)shape.bytes;
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            scale[i] = sizeof(W) == 1 ? (uint32_t)((expert * m.scale_rows + m.scale_row[read[i]]) * m.scale_stride + m.scale_col_phase / 128) : 0;
-    }
-};
-
-/* Tiles [tile, last) of 128 rows of a matrix times the pairs of a segment, at most N, as one stream of groups; or
- * one tile (not MANY). */
-template <class W, class T, int N, bool UP, bool MANY> __device__ static void multiply_tiles(const Tiles &w, const TileSegment &s, int tile, int last, char *dynamic)
+/* 128 rows of a matrix, from tile blockIdx.x on, times the pairs of a segment, at most N. UP: 64 rows of gate and
+ * the same of up. */
+template <class W, class T, int N, bool UP> __device__ static void multiply_tile(const Tiles &w, const TileSegment &s, char *dynamic)
 {
     const weft_experts_args &a = w.a;
+    const weft_expert_matrix &m = UP ? a.up : a.down;
     const int rows = (int)(UP ? a.intermediate : a.hidden);
-    const WeightRow<W> shape((UP ? a.up : a.down).scale_col_phase, UP ? a.hidden : a.intermediate);
-    const int q = threadIdx.x % 4, steps = (MANY ? last - tile : 1) * shape.groups;
+    const WeightRow<W> shape(m.scale_col_phase, UP ? a.hidden : a.intermediate);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const int row0 = UP ? blockIdx.x * 64 + warp * 8 + g : blockIdx.x * 128 + warp * 16 + g;
+    /* rows beyond the last count as the last */
+    const int read0 = min(row0, rows - 1), read1 = UP ? read0 + rows : min(row0 + 8, rows - 1);
+    const char *from = (const char *)m.w + (int64_t)s.expert * (UP ? 2 : 1) * rows * shape.bytes + (int64_t)read0 * shape.bytes - shape.phase + 16 * q;
+    const uint32_t second = (uint32_t)(read1 - read0) * (uint32_t)shape.bytes;
+    const float *scale0 = nullptr, *scale1 = nullptr;
+    float next0 = 1.0f, next1 = 1.0f; /* scales of the next group */
+    if (sizeof(W) == 1) {
+        const float *scale = m.scale + (int64_t)s.expert * m.scale_rows * m.scale_stride + m.scale_col_phase / 128;
+        scale0 = scale + m.scale_row[read0] * m.scale_stride, scale1 = scale + m.scale_row[read1] * m.scale_stride;
+        next0 = __ldg(scale0), next1 = __ldg(scale1);
+    }
 
     /* The gathered rows of this thread's copies: 16 bytes of rows threadIdx / 16 + 16 i. */
     const char *packed = (UP ? w.x : w.act) + threadIdx.x % 16 * 16;
@@ -246,101 +236,78 @@ template <class W, class T, int N, bool UP, bool MANY> __device__ static void mu
     const uint32_t base = (shared_address(dynamic) + 1023) & ~1023u, factor_base = base + TL_STAGES * N * TL_GROUP;
     const float *factor_shared = (const float *)(dynamic + (factor_base - shared_address(dynamic)));
     const int half = threadIdx.x % 16 / 8, piece = threadIdx.x % 8;
-    int fetched = 0, fetch_group = 0;
-    auto fetch = [&]() {
-        const int stage = fetched % TL_STAGES;
+    auto fetch = [&](int group) {
+        const int stage = group % TL_STAGES;
 #pragma unroll
         for (int i = 0; i < N / 16; i++) {
             const int p = threadIdx.x / 16 + 16 * i;
-            const bool in = gathered[i] != ~0u && fetched < steps;
+            const bool in = gathered[i] != ~0u && group < shape.groups;
             copy_16(base + stage * N * TL_GROUP + half * N * 128 + p * 128 + ((piece ^ p % 8) << 4),
-                    packed + (in ? (int64_t)(gathered[i] + fetch_group) * TL_GROUP : 0), in);
+                    packed + (in ? (int64_t)(gathered[i] + group) * TL_GROUP : 0), in);
         }
         if (sizeof(W) == 1 && threadIdx.x < N) {
-            const bool in = own_factor != ~0u && fetched < steps;
-            copy_4(factor_base + (stage * N + threadIdx.x) * 4, factors + (in ? own_factor + fetch_group : 0), in);
+            const bool in = own_factor != ~0u && group < shape.groups;
+            copy_4(factor_base + (stage * N + threadIdx.x) * 4, factors + (in ? own_factor + group : 0), in);
         }
         copies_commit();
-        fetched++;
-        if (++fetch_group == shape.groups) fetch_group = 0;
     };
-
-    /* Weights are two groups ahead. */
-    const float *scales = (UP ? a.up : a.down).scale;
     const int begin = shape.phase - 16 * q, end = shape.phase + shape.bytes - 16 * q; /* of a row, as `at` counts */
     enum { SPAN = 128 * (int)sizeof(W) };
-    TileRows<W, UP> ahead(w, shape, s.expert, tile);
-    int ahead_tile = tile, ahead_group = 0;
     Weights<W> now, next;
-    auto take = [&](Weights<W> &to) { to.take(ahead.from, ahead.second, ahead_group * SPAN, begin, !MANY || ahead_tile < last ? end : begin); };
-    auto advance = [&]() {
-        ahead_group++;
-        if (!MANY || ahead_group < shape.groups) return;
-        ahead_group = 0;
-        if (++ahead_tile < last) ahead = TileRows<W, UP>(w, shape, s.expert, ahead_tile);
-    };
-    take(now);
-    advance();
-    take(next);
-    advance();
-    for (int i = 0; i < TL_STAGES - 1; i++) fetch();
+    now.take(from, second, 0, begin, end);
+    next.take(from, second, SPAN, begin, end);
+    for (int i = 0; i < TL_STAGES - 1; i++) fetch(i);
     float sum[N / 2] = {}, part[N / 2];
-    int stage = 0;
-    for (; tile < last; tile = MANY ? tile + 1 : last) {
-        const TileRows<W, UP> at(w, shape, s.expert, tile);
-#pragma unroll 1
-        for (int group = 0; group < shape.groups; group++) {
-            copies_wait<TL_STAGES - 2>();
-            writes_visible();
-            __syncthreads();
-            fetch();
-            const float by0 = sizeof(W) == 1 ? __ldg(scales + at.scale[0] + group) : 1.0f, by1 = sizeof(W) == 1 ? __ldg(scales + at.scale[1] + group) : 1.0f;
-            uint32_t operands[8][4];
+    for (int group = 0; group < shape.groups; group++) {
+        const int stage = group % TL_STAGES;
+        copies_wait<TL_STAGES - 2>();
+        writes_visible();
+        __syncthreads();
+        fetch(group + TL_STAGES - 1);
+        const float by0 = next0, by1 = next1;
+        if (sizeof(W) == 1 && group + 1 < shape.groups) next0 = __ldg(scale0 + group + 1), next1 = __ldg(scale1 + group + 1);
+        uint32_t operands[8][4];
 #pragma unroll
-            for (int k = 0; k < 8; k++) now.operand(operands[k], k);
-            now = next;
-            take(next);
-            float(&to)[N / 2] = *(sizeof(W) == 1 ? &part : &sum);
-            hold(to);
-            products_begin();
+        for (int k = 0; k < 8; k++) now.operand(operands[k], k);
+        now = next;
+        next.take(from, second, (group + 2) * SPAN, begin, end);
+        float(&to)[N / 2] = *(sizeof(W) == 1 ? &part : &sum);
+        hold(to);
+        products_begin();
 #pragma unroll
-            for (int k = 0; k < 8; k++)
-                product_rows<T, N>(to, operands[k], tile_descriptor(base + stage * N * TL_GROUP + k / 4 * N * 128 + k % 4 * 32, 16),
-                                   sizeof(W) == 1 ? k > 0 : group + k > 0);
-            products_commit();
-            products_wait<0>();
-            hold(to);
-            if (sizeof(W) == 1) {
-                const float *f = factor_shared + stage * N + 2 * q;
+        for (int k = 0; k < 8; k++)
+            product_rows<T, N>(to, operands[k], tile_descriptor(base + stage * N * TL_GROUP + k / 4 * N * 128 + k % 4 * 32, 16),
+                               sizeof(W) == 1 ? k > 0 : group + k > 0);
+        products_commit();
+        products_wait<0>();
+        hold(to);
+        if (sizeof(W) == 1) {
+            const float *f = factor_shared + stage * N + 2 * q;
 #pragma unroll
-                for (int j = 0; j < N / 8; j++) {
-                    const float2 by = *(const float2 *)(f + 8 * j);
-                    sum[4 * j] = fmaf(part[4 * j], by0 * by.x, sum[4 * j]);
-                    sum[4 * j + 1] = fmaf(part[4 * j + 1], by0 * by.y, sum[4 * j + 1]);
-                    sum[4 * j + 2] = fmaf(part[4 * j + 2], by1 * by.x, sum[4 * j + 2]);
-                    sum[4 * j + 3] = fmaf(part[4 * j + 3], by1 * by.y, sum[4 * j + 3]);
-                }
+            for (int j = 0; j < N / 8; j++) {
+                const float2 by = *(const float2 *)(f + 8 * j);
+                sum[4 * j] = fmaf(part[4 * j], by0 * by.x, sum[4 * j]);
+                sum[4 * j + 1] = fmaf(part[4 * j + 1], by0 * by.y, sum[4 * j + 1]);
+                sum[4 * j + 2] = fmaf(part[4 * j + 2], by1 * by.x, sum[4 * j + 2]);
+                sum[4 * j + 3] = fmaf(part[4 * j + 3], by1 * by.y, sum[4 * j + 3]);
             }
-            stage = (stage + 1) % TL_STAGES;
-            advance();
         }
-#pragma unroll
-        for (int j = 0; j < N / 8; j++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int p = 8 * j + 2 * q + i;
-                const float first = sum[4 * j + i], other = sum[4 * j + 2 + i];
-                sum[4 * j + i] = sum[4 * j + 2 + i] = 0.0f;
-                if (p >= s.count) continue;
-                if (UP) {
-                    if (at.row0 < rows) store(w.raw, w.raw_dtype, (int64_t)(s.first + p) * rows + at.row0, first / (1.0f + expf(-first)) * other);
-                } else {
-                    if (at.row0 < rows) store(w.out, a.x_dtype, (int64_t)(s.first + p) * rows + at.row0, first);
-                    if (at.row0 + 8 < rows) store(w.out, a.x_dtype, (int64_t)(s.first + p) * rows + at.row0 + 8, other);
-                }
-            }
     }
     copies_wait<0>();
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int p = 8 * j + 2 * q + i;
+            if (p >= s.count) continue;
+            const float first = sum[4 * j + i], other = sum[4 * j + 2 + i];
+            if (UP) {
+                if (row0 < rows) store(w.raw, w.raw_dtype, (int64_t)(s.first + p) * rows + row0, first / (1.0f + expf(-first)) * other);
+            } else {
+                if (row0 < rows) store(w.out, a.x_dtype, (int64_t)(s.first + p) * rows + row0, first);
+                if (row0 + 8 < rows) store(w.out, a.x_dtype, (int64_t)(s.first + p) * rows + row0 + 8, other);
+            }
+        }
 }
 #endif
 
@@ -352,12 +319,9 @@ template <class W, class T, int MOST, bool UP> __global__ void __launch_bounds__
     dependency_wait();
     const TileSegment s = w.segments[blockIdx.y];
     if (s.count == 0) return;
-    constexpr bool many = MOST == 32;
-    const int tiles = (int)(UP ? (w.a.intermediate + 63) / 64 : (w.a.hidden + 127) / 128), each = many ? UP ? TL_UP : TL_DOWN : 1;
-    const int tile = blockIdx.x * each, last = min(tile + each, tiles);
-    if (MOST == 32 || s.count <= 32) multiply_tiles<W, T, 32, UP, many>(w, s, tile, last, dynamic);
-    else if (s.count <= 64) multiply_tiles<W, T, 64, UP, many>(w, s, tile, last, dynamic);
-    else multiply_tiles<W, T, 128, UP, many>(w, s, tile, last, dynamic);
+    if (MOST == 32 || s.count <= 32) multiply_tile<W, T, 32, UP>(w, s, dynamic);
+    else if (s.count <= 64) multiply_tile<W, T, 64, UP>(w, s, dynamic);
+    else multiply_tile<W, T, 128, UP>(w, s, dynamic);
 #endif
 }
 
@@ -412,7 +376,6 @@ bool tiles_fit(const weft_experts_args *a)
     if (a->x_dtype == WEFT_F32 || !aligned(a->x, 8) || a->x_stride % 4 != 0 || !aligned(a->up.w, 16) || !aligned(a->down.w, 16)) return false;
     const int64_t most_columns = most(a->hidden, a->intermediate), offsets = UINT32_MAX / 2;
     if (a->tokens * a->top_k * div_up(most_columns + 127, 128) > offsets || a->hidden * a->intermediate > offsets / 2) return false;
-    if (a->w_dtype == WEFT_F8E4M3 && most(a->up.scale_rows * a->up.scale_stride, a->down.scale_rows * a->down.scale_stride) > offsets / a->count) return false;
     if (a->w_dtype == WEFT_F8E4M3) return whole<uint8_t>(a);
     return a->w_dtype == a->x_dtype && !a->quantize && a->up.scale_col_phase == 0 && a->down.scale_col_phase == 0 && whole<bf16>(a);
 #else
@@ -422,13 +385,13 @@ bool tiles_fit(const weft_experts_args *a)
 
 template <class W, class T, int N> static void multiply(const Tiles &w, void *stream)
 {
-    const unsigned segments = (unsigned)w.most_segments, ups = N == 32 ? TL_UP : 1, downs = N == 32 ? TL_DOWN : 1;
+    const unsigned segments = (unsigned)w.most_segments;
     const WeightRow<W> act(w.a.down.scale_col_phase, w.a.intermediate);
     (void)cudaFuncSetAttribute(tile_rows<W, T, N, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)tile_bytes<N>());
     (void)cudaFuncSetAttribute(tile_rows<W, T, N, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)tile_bytes<N>());
-    launch(tile_rows<W, T, N, true>, dim3((unsigned)div_up(w.a.intermediate, 64 * ups), segments), TL_THREADS, tile_bytes<N>(), stream, w);
+    launch(tile_rows<W, T, N, true>, dim3((unsigned)div_up(w.a.intermediate, 64), segments), TL_THREADS, tile_bytes<N>(), stream, w);
     launch(pack_act<W, T>, (unsigned)div_up(w.pairs * act.groups, 8), 256, 0, stream, w);
-    launch(tile_rows<W, T, N, false>, dim3((unsigned)div_up(w.a.hidden, 128 * downs), segments), TL_THREADS, tile_bytes<N>(), stream, w);
+    launch(tile_rows<W, T, N, false>, dim3((unsigned)div_up(w.a.hidden, 128), segments), TL_THREADS, tile_bytes<N>(), stream, w);
 }
 
 template <class W, class T> static void start(Tiles &w, void *stream)
