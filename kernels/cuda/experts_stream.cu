@@ -121,7 +121,7 @@ template <class W> struct UpItem {
     }
 };
 
-template <class W, class T> __global__ void __launch_bounds__(ST_THREADS, 2) stream_up(const weft_experts_args a, float *act)
+template <class W, class T> __global__ void __launch_bounds__(ST_THREADS, 1) stream_up(const weft_experts_args a, float *act)
 {
     extern __shared__ __align__(128) char data[];
     __shared__ UpShared s;
@@ -200,52 +200,12 @@ template <class W> struct DownStream {
     }
 };
 
-/* The next COUNT units of the warp, from block `block` of expert `slot` on: sum[i] of token g, row 2 q + i. */
-template <class W, class T, int COUNT>
-__device__ __forceinline__ void add_units(float (&sum)[2], DownStream<W> &stream, const Chosen &chosen, const char *packed, const float *factor, int &slot,
-                                          int &block)
-{
-    const Row<W> &row = stream.row;
-    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    uint4 w[COUNT][1][2];
-    float by[COUNT][2], f[COUNT], part[COUNT][2][4] = {};
-    const T *x[COUNT];
-    bool token[COUNT];
-    stream.ring.template wait<COUNT>();
-#pragma unroll
-    for (int u = 0; u < COUNT; u++) {
-        const float *scales = stream.ring.take(w[u]);
-        const float2 both = sizeof(W) == 1 ? *(const float2 *)(scales + 2 * q) : make_float2(1.0f, 1.0f);
-        by[u][0] = both.x, by[u][1] = both.y;
-        token[u] = chosen.tokens[slot] >> g & 1;
-        const int p = token[u] ? chosen.pair[slot][g] : 0;
-        f[u] = token[u] ? factor[p * row.groups + block * Row<W>::COLUMNS / 128] * chosen.weight[p] : 0.0f;
-        x[u] = (const T *)(packed + p * row.pitch()) + block * Row<W>::COLUMNS + q * Row<W>::CHUNK;
-        if (++block == row.blocks) block = 0, slot++;
-    }
-#pragma unroll
-    for (int c = 0; c < 2; c++)
-#pragma unroll
-        for (int u = 0; u < COUNT; u++) {
-            Product<W, T> product;
-            product.take(x[u] + 4 * c * Row<W>::CHUNK, token[u]);
-            product.tokens_first(part[u][c], w[u][0][c]);
-        }
-    if (COUNT > 1) __syncwarp(); /* a slot that was just read is filled again */
-#pragma unroll
-    for (int u = 0; u < COUNT; u++) stream.fetch();
-#pragma unroll
-    for (int u = 0; u < COUNT; u++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) sum[i] = fmaf(part[u][0][i] + part[u][1][i], by[u][i] * f[u], sum[i]);
-}
-
-template <class W, class T> __global__ void __launch_bounds__(ST_THREADS, 2) stream_down(const weft_experts_args a, const float *act)
+template <class W, class T> __global__ void __launch_bounds__(ST_THREADS, 1) stream_down(const weft_experts_args a, const float *act)
 {
     extern __shared__ __align__(128) char data[];
     __shared__ DownShared s;
     const Row<W> row(a.down.scale_col_phase, a.intermediate);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tokens = (int)a.tokens;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, tokens = (int)a.tokens;
     const int pairs = (int)(a.tokens * a.top_k), hidden = (int)a.hidden;
     /* `up` has waited for the kernels in front of it before it let this one start: the choice is there. */
     choose_experts(a, s.chosen);
@@ -262,9 +222,26 @@ template <class W, class T> __global__ void __launch_bounds__(ST_THREADS, 2) str
     for (int tile = blockIdx.x; tile < stream.tiles; tile += gridDim.x, side ^= 1) {
         float sum[2] = {};
         int slot = stream.begin / row.blocks, block = stream.begin % row.blocks;
-        int unit = stream.begin;
-        for (; unit + 1 < stream.end; unit += 2) add_units<W, T, 2>(sum, stream, s.chosen, packed, factor, slot, block);
-        if (unit < stream.end) add_units<W, T, 1>(sum, stream, s.chosen, packed, factor, slot, block);
+        for (int unit = stream.begin; unit < stream.end; unit++) {
+            uint4 w[1][2];
+            const float *scales = stream.ring.take(w);
+            const float by0 = sizeof(W) == 1 ? scales[2 * q] : 1.0f, by1 = sizeof(W) == 1 ? scales[2 * q + 1] : 1.0f;
+            const bool token = s.chosen.tokens[slot] >> g & 1;
+            const int p = token ? s.chosen.pair[slot][g] : 0;
+            const float f = token ? factor[p * row.groups + block * Row<W>::COLUMNS / 128] * s.chosen.weight[p] : 0.0f;
+            const T *x = (const T *)(packed + p * row.pitch()) + block * Row<W>::COLUMNS + q * Row<W>::CHUNK;
+            float part[2][4] = {};
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                Product<W, T> product;
+                product.take(x + 4 * c * Row<W>::CHUNK, token);
+                product.tokens_first(part[c], w[0][c]);
+            }
+            stream.fetch();
+            sum[0] = fmaf(part[0][0] + part[1][0], by0 * f, sum[0]);
+            sum[1] = fmaf(part[0][1] + part[1][1], by1 * f, sum[1]);
+            if (++block == row.blocks) block = 0, slot++;
+        }
         *(float2 *)&s.sum[side][warp][2 * lane] = make_float2(sum[0], sum[1]);
         __syncthreads();
         if (t >= tokens || tile * 8 + r >= hidden) continue;

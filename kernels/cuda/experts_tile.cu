@@ -371,7 +371,7 @@ template <class W> static bool whole(const weft_experts_args *a)
 
 bool tiles_fit(const weft_experts_args *a)
 {
-#ifdef WEFT_CUDA_DEPENDENT_LAUNCH
+#ifdef WEFT_CUDA_HOPPER
     if (a->cuda == NULL || a->count == 0 || a->count > MOST_COUNT || a->top_k > SUM_CHOICES) return false;
     if (a->x_dtype == WEFT_F32 || !aligned(a->x, 8) || a->x_stride % 4 != 0 || !aligned(a->up.w, 16) || !aligned(a->down.w, 16)) return false;
     const int64_t most_columns = most(a->hidden, a->intermediate), offsets = UINT32_MAX / 2;

@@ -1,7 +1,7 @@
 /* kernels/cuda/linear_stream.cu - products for one or two tokens through rings of shared memory (stream.cuh).
  *
- * One block on each multiprocessor takes turns at 16 rows of w. The rings fill before the kernel in front
- * has ended, and leave room for the next kernel's: between two products the memory hardly rests. */
+ * One block on each multiprocessor, and never two, takes turns at 16 rows of w. The rings fill before the kernel in
+ * front has ended. */
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/stream.cuh"
 
@@ -9,6 +9,7 @@ namespace weft {
 
 enum {
     LS_DEPTH = 5,
+    LS_SHARED = 108 << 10, /* at least, so that a multiprocessor never takes two blocks of a product */
     LS_TOKENS = 2,    /* more, and more columns of 16-bit weights: the registers of linear_skinny.cu are faster */
     LS_COLUMNS = 8192
 };
@@ -63,7 +64,7 @@ template <class W, class T> __global__ void __launch_bounds__(ST_THREADS, 2) str
 
 template <class W> static size_t bytes_of(const weft_linear_args *a)
 {
-    return (size_t)(Ring<W, 16, LS_DEPTH>::BYTES + Row<W>(a->scale_col_phase, a->k).packed(a->tokens));
+    return (size_t)most(Ring<W, 16, LS_DEPTH>::BYTES + Row<W>(a->scale_col_phase, a->k).packed(a->tokens), LS_SHARED);
 }
 
 bool stream_product_fits(const weft_linear_args *a)

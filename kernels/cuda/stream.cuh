@@ -33,7 +33,7 @@ template <class W> struct Row : WeightRow<W> {
     {
     }
     /* Bytes between packed rows of activations: two tokens meet no bank twice. */
-    __host__ __device__ int pitch() const { return this->groups * 256 + 16; }
+    __host__ __device__ int pitch() const { return this->groups * 256 + (sizeof(W) == 1 ? 16 : 64); }
     /* Bytes of packed activations with their factors, of which there are as many as for 8 rows at least. */
     __host__ __device__ int64_t packed(int64_t rows) const { return rows * pitch() + (rows > ST_TOKENS ? rows : (int64_t)ST_TOKENS) * this->groups * 4; }
 };
@@ -45,7 +45,7 @@ template <class W, class T, class F, class S>
 __device__ __forceinline__ void pack_rows(char *x, float *factor, int row_step, int group_step, const Row<W> &row, int rows, bool quantize, F load4,
                                           S skip)
 {
-    enum { AT_ONCE = 6 };
+    enum { AT_ONCE = 4 };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, items = rows * row.groups;
     for (int item0 = warp; item0 < items; item0 += AT_ONCE * ST_WARPS) {
         float v[AT_ONCE][4];
@@ -99,16 +99,12 @@ template <class W, int ROWS, int DEPTH> struct Ring {
         asm volatile("cp.async.commit_group;" ::: "memory");
         to = to + 1 == DEPTH ? 0 : to + 1;
     }
-    /* Until the oldest COUNT units are there. */
-    template <int COUNT> static __device__ __forceinline__ void wait()
-    {
-        asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1 - COUNT) : "memory");
-        __syncwarp();
-    }
-    /* The oldest unit's weights of rows 8 n + g, and its scales. */
+    /* Waits for the oldest unit: its weights of rows 8 n + g, and its scales. */
     __device__ __forceinline__ const float *take(uint4 (&w)[ROWS / 8][2])
     {
         const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+        asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 2) : "memory");
+        __syncwarp();
         const char *unit = data + from * UNIT;
 #pragma unroll
         for (int n = 0; n < ROWS / 8; n++)
@@ -194,45 +190,27 @@ template <class W, class T, int DEPTH, class C> struct ItemStream {
     /* One item's sums of this warp: sum[n][i] of row 8 n + g, token 2 q + i. factor: [group][ST_TOKENS]. */
     __device__ __forceinline__ void multiply(float (&sum)[2][2], const char *x, const float *factor, int tokens)
     {
-        sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0.0f;
-        int b = threadIdx.x / 32;
-        for (; b + ST_WARPS < row.blocks; b += 2 * ST_WARPS) add<2>(sum, b, x, factor, tokens);
-        if (b < row.blocks) add<1>(sum, b, x, factor, tokens);
-    }
-    /* Blocks b, b + ST_WARPS, ... COUNT of them side by side, so that one's latencies hide the other's. */
-    template <int COUNT> __device__ __forceinline__ void add(float (&sum)[2][2], int b, const char *x, const float *factor, int tokens)
-    {
         const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-        const T *own = (const T *)(x + g * row.pitch()) + b * Row<W>::COLUMNS + q * Row<W>::CHUNK;
-        uint4 w[COUNT][2][2];
-        float by[COUNT][2], part[COUNT][2][4] = {};
-        float2 f[COUNT];
-        ring.template wait<COUNT>();
+        const T *own = (const T *)(x + g * row.pitch()) + q * Row<W>::CHUNK;
+        sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0.0f;
+        for (int b = threadIdx.x / 32; b < row.blocks; b += ST_WARPS) {
+            uint4 w[2][2];
+            const float *scales = ring.take(w);
+            const float by0 = sizeof(W) == 1 ? scales[g] : 1.0f, by1 = sizeof(W) == 1 ? scales[8 + g] : 1.0f;
+            const float2 f = *(const float2 *)(factor + b * Row<W>::COLUMNS / 128 * ST_TOKENS + 2 * q);
+            float part[2][4] = {};
 #pragma unroll
-        for (int u = 0; u < COUNT; u++) {
-            const float *scales = ring.take(w[u]);
-#pragma unroll
-            for (int n = 0; n < 2; n++) by[u][n] = sizeof(W) == 1 ? scales[8 * n + g] : 1.0f;
-            f[u] = *(const float2 *)(factor + (b + u * ST_WARPS) * Row<W>::COLUMNS / 128 * ST_TOKENS + 2 * q);
-        }
-#pragma unroll
-        for (int c = 0; c < 2; c++)
-#pragma unroll
-            for (int u = 0; u < COUNT; u++) {
+            for (int c = 0; c < 2; c++) {
                 Product<W, T> product;
-                product.take(own + u * ST_WARPS * Row<W>::COLUMNS + 4 * c * Row<W>::CHUNK, g < tokens);
-                product.rows_first(part[u][c], w[u][0][c], w[u][1][c]);
+                product.take(own + b * Row<W>::COLUMNS + 4 * c * Row<W>::CHUNK, g < tokens);
+                product.rows_first(part[c], w[0][c], w[1][c]);
             }
-        if (COUNT > 1) __syncwarp(); /* a slot that was just read is filled again */
-#pragma unroll
-        for (int u = 0; u < COUNT; u++) fetch();
-#pragma unroll
-        for (int u = 0; u < COUNT; u++)
-#pragma unroll
-            for (int n = 0; n < 2; n++) {
-                sum[n][0] = fmaf(part[u][0][2 * n] + part[u][1][2 * n], by[u][n] * f[u].x, sum[n][0]);
-                sum[n][1] = fmaf(part[u][0][2 * n + 1] + part[u][1][2 * n + 1], by[u][n] * f[u].y, sum[n][1]);
-            }
+            fetch();
+            sum[0][0] = fmaf(part[0][0] + part[1][0], by0 * f.x, sum[0][0]);
+            sum[0][1] = fmaf(part[0][1] + part[1][1], by0 * f.y, sum[0][1]);
+            sum[1][0] = fmaf(part[0][2] + part[1][2], by1 * f.x, sum[1][0]);
+            sum[1][1] = fmaf(part[0][3] + part[1][3], by1 * f.y, sum[1][1]);
+        }
     }
 };
 
