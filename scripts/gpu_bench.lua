@@ -178,13 +178,17 @@ local function measure_collectives()
   local text, why = run("collectives over peer memory", 30, build .. "/weft_gpu_peer time")
   local nccl = run("collectives over NCCL", 30, ("%s/weft lua scripts/bench-comm.lua gpu 2"):format(build)) or ""
   local function us(name) return text and line(text, name .. " ") and line(text, name .. " ").us end
-  local function nccl_us(kilobytes) return tonumber(nccl:match("all_reduce%s+" .. kilobytes .. "%s+[%d.]+%s+([%d.]+)")) end
-  local sum, exchange = us "sum of 8 KB", us "exchange and merge, 32 heads, 1 tokens"
-  if not (sum and exchange) then return missing("T8", "sum of 8 KB, two GPUs", "2.6 us", why or "no such line") end
-  local other = nccl_us "8%.0"
+  local function both(kilobytes)
+    local own, other = nccl:match("all_reduce%s+" .. kilobytes .. "%s+([%d.]+)%s+([%d.]+)")
+    return tonumber(own), tonumber(other)
+  end
+  local own, other = both "8%.0"
+  local sum, exchange = us "sum of 8 KB" or own, us "exchange and merge, 32 heads, 1 tokens"
+  if not sum then return missing("T8", "sum of 8 KB, two GPUs", "2.6 us", why or "no such line") end
   row("T8", "sum of 8 KB, two GPUs", "2.6 us", ("%.2f us%s"):format(sum, other and (", NCCL %.2f us"):format(other) or ""))
-  row("T8", "exchange and merge of one token, 32 heads", "3.5 us", ("%.2f us"):format(exchange))
-  local small = nccl_us "0%.5"
+  if exchange then row("T8", "exchange and merge of one token, 32 heads", "3.5 us", ("%.2f us"):format(exchange))
+  else missing("T8", "exchange and merge of one token, 32 heads", "3.5 us", why or "no such line") end
+  local _, small = both "0%.5"
   for _, tokens in ipairs { 1, 128 } do
     local fused, pieces = us(("norms of q and k, %d tokens"):format(tokens)), us(("their four kernels alone, %d tokens"):format(tokens))
     if fused and pieces and small then
