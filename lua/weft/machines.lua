@@ -17,6 +17,9 @@
 --                          `kernel` (norm, rope, activation, sampler), `step` (once a step, on the host)
 --   collective             by operation: { base, per_rank } seconds of a small one on n ranks, base + per_rank * (n - 2);
 --                          bytes / link come on top
+--   large                  { bytes =, latency = }: one in which a rank receives more bytes takes so many seconds longer
+--   exchange               seconds of the exchange of attention where it is small and one kernel does it and the
+--                          merge; 0 where its collectives do
 --
 -- An operation is priced at max(bytes / (bandwidth * share), operations / flops) + latency, a collective at its
 -- latency + bytes / link (price.lua). `weft lua scripts/predict.lua` holds h200 against measured steps.
@@ -27,8 +30,9 @@ local us = 1e-6
 local profiles = {
   -- Measured on one and two H200 (device copy 4.31 TB/s; bf16 product of 8192^3 784 TFLOP/s, fp8 1156 with
   -- blocks; an all-reduce of 64 MB at 276 GB/s). Small products take 4 to 5 us beyond their bytes; scripts/bench.md
-  -- has these figures, scripts/predict.lua what they make of whole steps. What a rank more adds to an all-reduce,
-  -- and the other collectives, which are NCCL's, are published with NVIDIA AIConfigurator.
+  -- has these figures, scripts/predict.lua what they make of whole steps. Small sums and gathers go over peer memory,
+  -- as far as a rank waits for 128 KB; the rest is NCCL's. What a rank more adds, and reduce_scatter and all_to_all,
+  -- are published with NVIDIA AIConfigurator.
   h200 = {
     memory = 141e9, reserve = 4e9, bandwidth = 4.31e12,
     share = { product = { float32 = 1, bfloat16 = 1, float16 = 1, float8_e4m3 = 0.85 }, attention = 0.95, experts = 0.25 },
@@ -36,9 +40,10 @@ local profiles = {
     link = 2.8e11, domain = 8, outer = { link = 4.5e10, latency = 15 * us },
     latency = { product = 4 * us, attention = 6 * us, experts = 7 * us, kernel = 1.7 * us, step = 20 * us },
     collective = {
-      all_reduce = { 14 * us, 0.17 * us }, all_gather = { 5.2 * us, 1.2 * us },
+      all_reduce = { 2.3 * us, 0.17 * us }, all_gather = { 2.3 * us, 0.17 * us },
       reduce_scatter = { 6.0 * us, 1.2 * us }, all_to_all = { 7.5 * us, 0 },
     },
+    large = { bytes = 131072, latency = 4.2 * us }, exchange = 3.0 * us,
   },
   -- Data sheet: 80 GB, 3.35 TB/s, the same chip; 90% of the bandwidth, as measured on H200.
   h100 = { base = "h200", memory = 80e9, bandwidth = 3.0e12 },
@@ -60,6 +65,7 @@ local profiles = {
       all_reduce = { 4 * us, 3 * us }, all_gather = { 3 * us, 2 * us },
       reduce_scatter = { 3 * us, 2 * us }, all_to_all = { 3 * us, 2 * us },
     },
+    large = { bytes = 1e15, latency = 0 }, exchange = 0,
   },
 }
 machines.names = { "h200", "h100", "gb200-nvl72", "cpu" }
@@ -104,6 +110,9 @@ local function check(profile, from)
   demand("outer", profile.outer, { "link" })
   demand("outer", profile.outer, { "latency" }, true)
   demand("latency", profile.latency, { "product", "attention", "experts", "kernel", "step" }, true)
+  demand("large", profile.large, { "bytes" })
+  demand("large", profile.large, { "latency" }, true)
+  demand("", profile, { "exchange" }, true)
   for _, op in ipairs { "all_reduce", "all_gather", "reduce_scatter", "all_to_all" } do
     demand("collective." .. op, profile.collective[op], { 1, 2 }, true)
   end

@@ -93,6 +93,28 @@ describe("the price of a step", function()
   end)
 end)
 
+describe("the price of what moves", function()
+  local h200 = machines.get "h200"
+
+  local function sum(ranks, bytes)
+    return price.step(h200, 1):collective { op = "all_reduce", world_size = ranks, bytes = 2 * bytes * (ranks - 1) / ranks }
+  end
+
+  it("is what sums over peer memory were measured to take on two H200, and NCCL's beyond 128 KB", function()
+    for bytes, us in pairs { [512] = 2.01, [8192] = 2.28, [65536] = 2.69, [131072] = 2.99, [1048576] = 13.65 } do
+      assert.is_true(math.abs(sum(2, bytes) * 1e6 / us - 1) < 0.25, ("%d bytes: %.2f us"):format(bytes, sum(2, bytes) * 1e6))
+    end
+    assert.is_true(sum(4, 65536) - sum(4, 32768) > 4e-6) -- more ranks wait for more
+  end)
+
+  it("takes one kernel for a small exchange of attention, its collectives for a large one", function()
+    local small = priced(llama8, { tensor = 2, attention = { tensor = 1 } }, "h200", 1, 1024)
+    assert.near(32 * h200.exchange * 1e3, ms_of(small, "exchange"), 0.02)
+    local large = priced(llama8, { tensor = 2, attention = { tensor = 1 } }, "h200", 256, 1024)
+    assert.is_true(ms_of(large, "exchange") > 4 * ms_of(small, "exchange"))
+  end)
+end)
+
 describe("a machine", function()
   it("is a shipped profile or a file whose numbers replace those of its base", function()
     for _, name in ipairs(machines.names) do assert.equal(name, machines.get(name).name) end

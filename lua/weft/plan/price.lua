@@ -33,12 +33,18 @@ end
 
 function Step:kernels(count) return count * self.machine.latency.kernel end
 
+-- Bytes that a rank waits for in a collective: of a sum all that the others have (2 S (n - 1) / n bytes are counted).
+local function received(move, batch)
+  return (move.op == "all_reduce" and move.bytes * move.world_size / 2 or move.bytes) * batch
+end
+
 --- One collective: a move of plan_numbers, whose bytes are for each token.
 function Step:collective(move)
   local machine, n = self.machine, move.world_size
   local small = machine.collective[move.op]
   local inner = math.min(n, machine.domain)
   local seconds = small[1] + small[2] * (inner - 2)
+  if received(move, self.batch) > machine.large.bytes then seconds = seconds + machine.large.latency end
   local bytes = move.bytes * self.batch
   if n <= machine.domain then return seconds + bytes / machine.link end
   return seconds + machine.outer.latency + bytes / machine.outer.link
@@ -46,9 +52,25 @@ end
 
 function Step:add(part, seconds) self.seconds[part] = (self.seconds[part] or 0) + seconds end
 
-function Step:moves(part, count)
+-- The exchange of partial results in one kernel, with the merge; nil where the machine or its size asks for more.
+function Step:exchange(part)
+  local machine, bytes = self.machine, 0
   for _, move in ipairs(part.moves) do
-    self:add(move.group == "context" and "exchange" or "collectives", count * self:collective(move))
+    if move.group == "context" and move.what ~= "all_gather of queries" then bytes = bytes + received(move, self.batch) end
+  end
+  if machine.exchange == 0 or bytes > machine.large.bytes or part.axes.context.world_size > machine.domain then return nil end
+  return machine.exchange + bytes / machine.link
+end
+
+function Step:moves(part, count)
+  local context = part.type == "attention" and part.axes.context.world_size > 1
+  local whole = context and self:exchange(part)
+  if context then self:add("exchange", count * (whole or self:kernels(2))) end -- packing and merging
+  for _, move in ipairs(part.moves) do
+    local partial = move.group == "context" and move.what ~= "all_gather of queries"
+    if not (partial and whole) then
+      self:add(move.group == "context" and "exchange" or "collectives", count * self:collective(move))
+    end
   end
 end
 
@@ -62,7 +84,6 @@ local function attention(self, part)
   local bytes = row.tokens * row.kv_heads[2] * 2 * cfg.head_dim * element_size[n.cache_dtype] * self.batch
   local operations = row.tokens * heads * 4 * cfg.head_dim * self.batch
   self:add("attention", count * self:attention(bytes, operations, n.cache_dtype))
-  if context > 1 then self:add("exchange", count * self:kernels(2)) end -- packing and merging
   self:add("o_proj", count * self:product(row.o_proj_bytes, n.linear_dtype))
 end
 
