@@ -200,6 +200,40 @@ template <class W> struct Weights {
 template <int N> constexpr size_t tile_bytes() { return 1024 + TL_STAGES * (size_t)(N * TL_GROUP + N * 4); }
 
 #ifdef WEFT_HOPPER
+/* sum += part by the scales of two rows and the factors of the lane's pairs 8 j, + 1. */
+template <int N> __device__ __forceinline__ void add_scaled(float (&sum)[N / 2], const float (&part)[N / 2], float by0, float by1, const float *factor)
+{
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        const float2 by = *(const float2 *)(factor + 8 * j);
+        sum[4 * j] = fmaf(part[4 * j], by0 * by.x, sum[4 * j]);
+        sum[4 * j + 1] = fmaf(part[4 * j + 1], by0 * by.y, sum[4 * j + 1]);
+        sum[4 * j + 2] = fmaf(part[4 * j + 2], by1 * by.x, sum[4 * j + 2]);
+        sum[4 * j + 3] = fmaf(part[4 * j + 3], by1 * by.y, sum[4 * j + 3]);
+    }
+}
+
+/* A tile's sums: row0 and its second row (UP: of up; else row0 + 8) of the segment's pairs. */
+template <int N, bool UP> __device__ __forceinline__ void store_tile(const Tiles &w, const TileSegment &s, const float (&sum)[N / 2], int row0)
+{
+    const weft_experts_args &a = w.a;
+    const int rows = (int)(UP ? a.intermediate : a.hidden), q = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int p = 8 * j + 2 * q + i;
+            if (p >= s.count) continue;
+            const float first = sum[4 * j + i], other = sum[4 * j + 2 + i];
+            if (UP) {
+                if (row0 < rows) store(w.raw, w.raw_dtype, (int64_t)(s.first + p) * rows + row0, first / (1.0f + expf(-first)) * other);
+            } else {
+                if (row0 < rows) store(w.out, a.x_dtype, (int64_t)(s.first + p) * rows + row0, first);
+                if (row0 + 8 < rows) store(w.out, a.x_dtype, (int64_t)(s.first + p) * rows + row0 + 8, other);
+            }
+        }
+}
+
 /* 128 rows of a matrix, from tile blockIdx.x on, times the pairs of a segment, at most N. UP: 64 rows of gate and
  * the same of up. */
 template <class W, class T, int N, bool UP> __device__ static void multiply_tile(const Tiles &w, const TileSegment &s, char *dynamic)
@@ -281,33 +315,10 @@ template <class W, class T, int N, bool UP> __device__ static void multiply_tile
         products_commit();
         products_wait<0>();
         hold(to);
-        if (sizeof(W) == 1) {
-            const float *f = factor_shared + stage * N + 2 * q;
-#pragma unroll
-            for (int j = 0; j < N / 8; j++) {
-                const float2 by = *(const float2 *)(f + 8 * j);
-                sum[4 * j] = fmaf(part[4 * j], by0 * by.x, sum[4 * j]);
-                sum[4 * j + 1] = fmaf(part[4 * j + 1], by0 * by.y, sum[4 * j + 1]);
-                sum[4 * j + 2] = fmaf(part[4 * j + 2], by1 * by.x, sum[4 * j + 2]);
-                sum[4 * j + 3] = fmaf(part[4 * j + 3], by1 * by.y, sum[4 * j + 3]);
-            }
-        }
+        if (sizeof(W) == 1) add_scaled<N>(sum, part, by0, by1, factor_shared + stage * N + 2 * q);
     }
     copies_wait<0>();
-#pragma unroll
-    for (int j = 0; j < N / 8; j++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int p = 8 * j + 2 * q + i;
-            if (p >= s.count) continue;
-            const float first = sum[4 * j + i], other = sum[4 * j + 2 + i];
-            if (UP) {
-                if (row0 < rows) store(w.raw, w.raw_dtype, (int64_t)(s.first + p) * rows + row0, first / (1.0f + expf(-first)) * other);
-            } else {
-                if (row0 < rows) store(w.out, a.x_dtype, (int64_t)(s.first + p) * rows + row0, first);
-                if (row0 + 8 < rows) store(w.out, a.x_dtype, (int64_t)(s.first + p) * rows + row0 + 8, other);
-            }
-        }
+    store_tile<N, UP>(w, s, sum, row0);
 }
 #endif
 

@@ -57,8 +57,9 @@ __device__ __forceinline__ void pack_rows(char *x, float *factor, int row_step, 
         }
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
-            const int item = item0 + k * ST_WARPS, i = item / row.groups;
-            if (item < items && !skip(i)) pack_group((T *)(x + i * row.pitch()) + item % row.groups * 128, factor + i * row_step + item % row.groups * group_step, v[k], quantize);
+            const int item = item0 + k * ST_WARPS, i = item / row.groups, group = item % row.groups;
+            if (item >= items || skip(i)) continue;
+            pack_group((T *)(x + i * row.pitch()) + group * 128, factor + i * row_step + group * group_step, v[k], quantize);
         }
     }
 }
