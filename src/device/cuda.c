@@ -1,4 +1,4 @@
-/* device/cuda.c - a stream of a GPU: opening, waiting, copies. */
+/* device/cuda.c - a stream of a GPU: opening, waiting. */
 #ifdef WEFT_HAVE_CUDA
 
 #include <sched.h>
@@ -294,7 +294,7 @@ void weft_cuda_words_free(unsigned *words)
 
 /* ---- waiting ---- */
 
-static weft_status wait_event(weft_cuda *cuda, cudaEvent_t event, const char *what)
+weft_status weft__cuda_wait_event(weft_cuda *cuda, cudaEvent_t event, const char *what)
 {
     if (cuda->capturing) return weft_fail(WEFT_INTERNAL, "%s while a graph is captured: a step must not wait", what);
     WEFT_TRY(weft__cuda_usable(cuda));
@@ -320,7 +320,7 @@ weft_status weft_cuda_wait(weft_cuda *cuda)
     WEFT_TRY(weft__cuda_usable(cuda));
     cudaError_t error = cudaEventRecord(cuda->waited, cuda->stream);
     if (error != cudaSuccess) return weft__cuda_fail(cuda, "recording an event", error);
-    return wait_event(cuda, cuda->waited, "waiting for the stream");
+    return weft__cuda_wait_event(cuda, cuda->waited, "waiting for the stream");
 }
 
 weft_status weft_cuda_mark(weft_cuda *cuda, int mark)
@@ -342,7 +342,7 @@ weft_status weft_cuda_follow(weft_cuda *cuda, const weft_cuda *other, int mark)
 static weft_status stay_near(weft_cuda *cuda)
 {
     if (++cuda->launches % 64 != 0 || cuda->capturing) return WEFT_OK;
-    if (cuda->launches > 64) WEFT_TRY(wait_event(cuda, cuda->passed, "waiting for earlier operations"));
+    if (cuda->launches > 64) WEFT_TRY(weft__cuda_wait_event(cuda, cuda->passed, "waiting for earlier operations"));
     cudaError_t error = cudaEventRecord(cuda->passed, cuda->stream);
     return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "recording an event", error);
 }
@@ -353,154 +353,6 @@ weft_status weft_cuda_launched(weft_cuda *cuda, const char *what, weft_status st
     if (status == WEFT_OK && !cuda->sync) return WEFT_OK;
     if (status == WEFT_OK && !cuda->capturing) status = weft_cuda_wait(cuda);
     return status == WEFT_OK ? WEFT_OK : weft_fail_while(status, "while running %s on GPU %d", what, cuda->index);
-}
-
-/* ---- copies ---- */
-
-static weft_status reserve_pinned(weft_cuda *cuda, weft__pinned *pinned, size_t bytes)
-{
-    if (pinned->bytes >= bytes) return WEFT_OK;
-    void *larger = NULL;
-    cudaError_t error = cudaHostAlloc(&larger, bytes, cudaHostAllocDefault);
-    if (error != cudaSuccess) {
-        (void)cudaGetLastError();
-        return weft_fail(WEFT_MEMORY, "no page-locked host memory for copies to GPU %d (%zu bytes)", cuda->index, bytes);
-    }
-    if (pinned->data != NULL) (void)cudaFreeHost(pinned->data);
-    pinned->data = larger;
-    pinned->bytes = bytes;
-    return WEFT_OK;
-}
-
-/* The next of two buffers, once what it held is copied. Sizes double: page-locking takes long. */
-static weft_status next_pinned(weft_cuda *cuda, weft__pinned *pair, int *turn, size_t bytes, weft__pinned **out)
-{
-    size_t rounded = (size_t)64 << 10;
-    while (rounded < bytes) rounded *= 2;
-    weft__pinned *pinned = &pair[*turn ^= 1];
-    if (pinned->busy) WEFT_TRY(wait_event(cuda, pinned->copied, "copying to the GPU"));
-    pinned->busy = 0;
-    WEFT_TRY(reserve_pinned(cuda, pinned, rounded));
-    *out = pinned;
-    return WEFT_OK;
-}
-
-static weft_status send(weft_cuda *cuda, weft__pinned *pinned, void *dst, size_t bytes)
-{
-    cudaError_t error = cudaMemcpyAsync(dst, pinned->data, bytes, cudaMemcpyHostToDevice, cuda->stream);
-    if (error == cudaSuccess) error = cudaEventRecord(pinned->copied, cuda->stream);
-    if (error != cudaSuccess) return weft__cuda_fail(cuda, "a copy to the GPU", error);
-    pinned->busy = 1;
-    return WEFT_OK;
-}
-
-weft_status weft_cuda_to_device(weft_cuda *cuda, void *dst, const void *src, size_t bytes)
-{
-    if (cuda->capturing) return weft_fail(WEFT_INTERNAL, "a copy from the host while a graph is captured");
-    WEFT_TRY(weft__cuda_usable(cuda));
-    for (size_t done = 0, n; done < bytes; done += n) {
-        n = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
-        weft__pinned *pinned;
-        WEFT_TRY(next_pinned(cuda, cuda->staging, &cuda->staging_turn, n, &pinned));
-        memcpy(pinned->data, (const char *)src + done, n);
-        WEFT_TRY(send(cuda, pinned, (char *)dst + done, n));
-    }
-    return WEFT_OK;
-}
-
-weft_status weft_cuda_to_host(weft_cuda *cuda, void *dst, const void *src, size_t bytes)
-{
-    WEFT_TRY(weft__cuda_usable(cuda));
-    for (size_t done = 0, n; done < bytes; done += n) {
-        n = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
-        weft__pinned *pinned;
-        WEFT_TRY(next_pinned(cuda, cuda->staging, &cuda->staging_turn, n, &pinned));
-        cudaError_t error = cudaMemcpyAsync(pinned->data, (const char *)src + done, n, cudaMemcpyDeviceToHost, cuda->stream);
-        if (error == cudaSuccess) error = cudaEventRecord(cuda->waited, cuda->stream);
-        if (error != cudaSuccess) return weft__cuda_fail(cuda, "a copy from the GPU", error);
-        WEFT_TRY(wait_event(cuda, cuda->waited, "copying from the GPU"));
-        memcpy((char *)dst + done, pinned->data, n);
-    }
-    return WEFT_OK;
-}
-
-weft_status weft_cuda_copy(weft_cuda *cuda, void *dst, const void *src, size_t bytes)
-{
-    if (bytes == 0 || dst == src) return WEFT_OK;
-    cudaError_t error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cuda->stream);
-    return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "a copy", error);
-}
-
-weft_status weft_cuda_copy_rows(weft_cuda *cuda, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t rows)
-{
-    if (rows == 0 || width == 0) return WEFT_OK;
-    if (rows == 1 || (dst_pitch == width && src_pitch == width)) return weft_cuda_copy(cuda, dst, src, width * rows);
-    cudaError_t error = cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, rows, cudaMemcpyDeviceToDevice, cuda->stream);
-    return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "a copy of rows", error);
-}
-
-weft_status weft_cuda_clear(weft_cuda *cuda, void *data, size_t bytes)
-{
-    if (bytes == 0) return WEFT_OK;
-    cudaError_t error = cudaMemsetAsync(data, 0, bytes, cuda->stream);
-    return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "clearing memory", error);
-}
-
-weft_status weft_cuda_outgoing(weft_cuda *cuda, size_t bytes, void **out)
-{
-    weft__pinned *pinned;
-    WEFT_TRY(next_pinned(cuda, cuda->outgoing, &cuda->outgoing_turn, bytes, &pinned));
-    *out = pinned->data;
-    return WEFT_OK;
-}
-
-weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes)
-{
-    if (cuda->capturing) return weft_fail(WEFT_INTERNAL, "a copy from the host while a graph is captured");
-    return send(cuda, &cuda->outgoing[cuda->outgoing_turn], dst, bytes);
-}
-
-weft_status weft_cuda_fetch(weft_cuda *cuda, const void *src, size_t bytes)
-{
-    WEFT_TRY(weft__cuda_usable(cuda));
-    if (cuda->capturing) return weft_fail(WEFT_INTERNAL, "a copy to the host while a graph is captured");
-    if (cuda->fetches == 2) return weft_fail(WEFT_INTERNAL, "two copies to the host are on their way already");
-    weft__pinned *pinned = &cuda->incoming[(cuda->first_fetch + cuda->fetches) % 2];
-    if (pinned->busy) WEFT_TRY(wait_event(cuda, pinned->copied, "copying from the GPU"));
-    WEFT_TRY(reserve_pinned(cuda, pinned, bytes > 4096 ? bytes : 4096));
-    cudaError_t error = cudaMemcpyAsync(pinned->data, src, bytes, cudaMemcpyDeviceToHost, cuda->stream);
-    if (error == cudaSuccess) error = cudaEventRecord(pinned->copied, cuda->stream);
-    if (error != cudaSuccess) return weft__cuda_fail(cuda, "a copy from the GPU", error);
-    pinned->busy = 1;
-    cuda->fetches++;
-    return WEFT_OK;
-}
-
-weft_status weft_cuda_fetched(weft_cuda *cuda, const void **data)
-{
-    if (cuda->fetches == 0) return weft_fail(WEFT_INTERNAL, "no copy to the host is on its way");
-    weft__pinned *pinned = &cuda->incoming[cuda->first_fetch];
-    WEFT_TRY(wait_event(cuda, pinned->copied, "copying from the GPU"));
-    pinned->busy = 0;
-    cuda->first_fetch ^= 1;
-    cuda->fetches--;
-    *data = pinned->data;
-    return WEFT_OK;
-}
-
-void weft_cuda_forget_fetches(weft_cuda *cuda)
-{
-    cuda->first_fetch = (cuda->first_fetch + cuda->fetches) % 2;
-    cuda->fetches = 0;
-}
-
-weft_status weft_cuda_pace(weft_cuda *cuda)
-{
-    WEFT_TRY(weft__cuda_usable(cuda));
-    cudaError_t error = cudaEventRecord(cuda->paces[cuda->paced % 2], cuda->stream);
-    if (error != cudaSuccess) return weft__cuda_fail(cuda, "recording an event", error);
-    if (cuda->paced++ == 0) return WEFT_OK;
-    return wait_event(cuda, cuda->paces[cuda->paced % 2], "waiting for the step before");
 }
 
 #endif

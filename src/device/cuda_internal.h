@@ -55,4 +55,6 @@ struct weft_cuda {
 double weft__cuda_now(void);
 weft_status weft__cuda_fail(weft_cuda *cuda, const char *what, cudaError_t error);
 weft_status weft__cuda_usable(weft_cuda *cuda); /* POISONED with the first cause */
+/* Until the event has come; what names the wait. */
+weft_status weft__cuda_wait_event(weft_cuda *cuda, cudaEvent_t event, const char *what);
 void weft__cuda_free_unused(weft_cuda *cuda);
