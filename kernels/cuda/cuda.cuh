@@ -249,4 +249,15 @@ __device__ __forceinline__ int request_of(const int32_t *query_start_loc, int64_
     return low;
 }
 
+/* The row of pages of token t, or -1 where this rank holds no place for it. */
+__device__ __forceinline__ int64_t place_of(const weft_kv_write_args &a, int64_t t)
+{
+    const int r = request_of(a.query_start_loc, a.requests, t), position = a.positions[t];
+    if (r >= a.requests || position < 0 || page_owner(a.pages, position) != a.pages.context_rank) return -1;
+    const int local = page_local(a.pages, position), page = (int)a.pages.page_size, entry = local / page;
+    if (entry >= a.pages.block_table_stride) return -1;
+    const int64_t block = a.pages.block_table[r * a.pages.block_table_stride + entry];
+    return block < 0 ? -1 : block * a.num_kv_heads * page + local % page;
+}
+
 } // namespace weft

@@ -35,13 +35,6 @@ enum {
     LINE = 256 * LINE_UNROLL /* columns on their way */
 };
 
-template <class T> __device__ __forceinline__ float2 widen_pair(uint32_t two);
-template <> __device__ __forceinline__ float2 widen_pair<bf16>(uint32_t two)
-{
-    return make_float2(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u));
-}
-template <> __device__ __forceinline__ float2 widen_pair<__half>(uint32_t two) { return __half22float2(*(const __half2 *)&two); }
-
 template <class T> __device__ __forceinline__ float dot8(const uint4 &w, const uint4 &x, float sum)
 {
 #pragma unroll

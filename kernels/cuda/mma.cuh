@@ -38,6 +38,13 @@ template <> __device__ __forceinline__ uint32_t pair<__half>(float low, float hi
     return *(uint32_t *)&v;
 }
 
+template <class T> __device__ __forceinline__ float2 widen_pair(uint32_t two);
+template <> __device__ __forceinline__ float2 widen_pair<bf16>(uint32_t two)
+{
+    return make_float2(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u));
+}
+template <> __device__ __forceinline__ float2 widen_pair<__half>(uint32_t two) { return __half22float2(*(const __half2 *)&two); }
+
 /* Four e4m3 values as two pairs of T, exactly: the bits are moved into T's fields and the exponent
  * is put right by one product. The NaN pattern, which no quantiser writes, counts as 480. */
 __device__ __forceinline__ void widen_e4m3_pairs(uint32_t four, uint32_t &low, uint32_t &high, bf16)

@@ -37,17 +37,6 @@ template <class T, int N> __global__ void rotate(const weft_rope_args a)
     }
 }
 
-/* The row of pages of token t, or -1 where this rank holds no place for it. */
-__device__ static int64_t place_of(const weft_kv_write_args &a, int64_t t)
-{
-    const int r = request_of(a.query_start_loc, a.requests, t), position = a.positions[t];
-    if (r >= a.requests || position < 0 || page_owner(a.pages, position) != a.pages.context_rank) return -1;
-    const int local = page_local(a.pages, position), page = (int)a.pages.page_size, entry = local / page;
-    if (entry >= a.pages.block_table_stride) return -1;
-    const int64_t block = a.pages.block_table[r * a.pages.block_table_stride + entry];
-    return block < 0 ? -1 : block * a.num_kv_heads * page + local % page;
-}
-
 /* N > 1: k, v and caches are of type T and rows are whole packs. */
 template <class T, int N>
 __device__ __forceinline__ void write_rows(const weft_kv_write_args &a, const void *from, void *cache, int64_t place, int dim)

@@ -70,10 +70,11 @@ local function graph_for(session, step)
     return nil
   end
   if graph == "warm" then
+    local alone = session.rank.world_size <= core.gpu.count() -- what runs as one launch keeps others out
     graph = core.graph.capture(function()
       forward(session, step)
       core.fault "capture"
-    end)
+    end, alone)
     session.graphs[key] = graph
     session.log("captured a decode step of %s", key)
   end

@@ -10,8 +10,9 @@
  *   core.gpu.forget_fetches()     what sampler:fetch began is not wanted any more
  *   core.gpu.copy_speed([bytes]) -> bytes read plus written a second by copies within its memory
  *   core.gpu.built                whether this build has CUDA
- *   core.graph.capture(fn) -> weft.graph   runs fn and records what it launches, without running it;
- *                                          .fresh is false once addresses have moved: capture again
+ *   core.graph.capture(fn [, together]) -> weft.graph   runs fn and records what it launches, without
+ *                 running it; .fresh is false once addresses have moved: capture again. together: operations
+ *                 become few launches where they can; no other rank may use the GPU then
  *     :launch()     replays it
  *     :close()      gives it back */
 #include <string.h>
@@ -120,9 +121,10 @@ static int l_capture(lua_State *L)
     luaL_checktype(L, 1, LUA_TFUNCTION);
     weft_rank *rank = weft_lua_rank(L);
     if (rank->cuda == NULL) return luaL_error(L, "graphs are captured on a GPU, and this rank computes on a CPU");
+    const int together = lua_toboolean(L, 2);
     weft_object **slot = weft_box_new(L, GRAPH);
     lua_pushvalue(L, 1);
-    weft_raise_if(L, weft_cuda_graph_begin(rank->cuda));
+    weft_raise_if(L, weft_cuda_graph_begin(rank->cuda, together));
     if (lua_pcall(L, 0, 0, 0) != 0) {
         (void)weft_cuda_graph_end(rank->cuda, NULL);
         return lua_error(L);

@@ -9,7 +9,7 @@
 #include <time.h>
 
 #include "device/cuda_internal.h"
-#include "kernels/weft_cuda.h"
+#include "kernels/weft_fused.h"
 
 double weft__cuda_now(void)
 {
@@ -196,7 +196,11 @@ void weft_cuda_release(weft_cuda *cuda)
 }
 
 int weft_cuda_index(const weft_cuda *cuda) { return cuda->index; }
-void *weft_cuda_stream(const weft_cuda *cuda) { return cuda->stream; }
+void *weft_cuda_stream(const weft_cuda *cuda)
+{
+    if (cuda->fused != NULL) (void)weft_fused_flush(cuda->fused); /* a failure comes out at the end of the capture */
+    return cuda->stream;
+}
 struct weft_cuda_context *weft_cuda_kernels(const weft_cuda *cuda) { return cuda->kernels; }
 void weft_cuda_moved(weft_cuda *cuda) { cuda->generation++; }
 
@@ -326,14 +330,14 @@ weft_status weft_cuda_wait(weft_cuda *cuda)
 weft_status weft_cuda_mark(weft_cuda *cuda, int mark)
 {
     WEFT_TRY(weft__cuda_usable(cuda));
-    cudaError_t error = cudaEventRecord(cuda->marks[mark], cuda->stream);
+    cudaError_t error = cudaEventRecord(cuda->marks[mark], weft_cuda_stream(cuda));
     return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "recording an event", error);
 }
 
 weft_status weft_cuda_follow(weft_cuda *cuda, const weft_cuda *other, int mark)
 {
     if (other == cuda) return WEFT_OK;
-    cudaError_t error = cudaStreamWaitEvent(cuda->stream, other->marks[mark], 0);
+    cudaError_t error = cudaStreamWaitEvent(weft_cuda_stream(cuda), other->marks[mark], 0);
     return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "waiting for another stream", error);
 }
 

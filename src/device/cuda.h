@@ -26,6 +26,7 @@ weft_status weft_cuda_open(weft_cuda **out, int index);
 weft_cuda *weft_cuda_retain(weft_cuda *cuda);
 void weft_cuda_release(weft_cuda *cuda); /* NULL is allowed. The last one gives the memory back */
 int weft_cuda_index(const weft_cuda *cuda);
+/* For putting work on it: what weft_cuda_take took is launched first. */
 void *weft_cuda_stream(const weft_cuda *cuda);
 struct weft_cuda_context *weft_cuda_kernels(const weft_cuda *cuda); /* of kernels/weft_cuda.h */
 /* Every wait calls check(context) and leaves with its failure; after `seconds` with that of late(context),
@@ -94,8 +95,12 @@ weft_status weft_cuda_pace(weft_cuda *cuda);
 /* ---- graphs ---- */
 
 /* From begin to end this thread's work on the stream is recorded and not run. Nothing in between
- * may allocate or wait. end is called in any case, and with out NULL drops what was recorded. */
-weft_status weft_cuda_graph_begin(weft_cuda *cuda);
+ * may allocate or wait. end is called in any case, and with out NULL drops what was recorded.
+ * together: operations become few launches where they can (kernels/weft_fused.h), which must have the
+ * GPU for themselves. */
+weft_status weft_cuda_graph_begin(weft_cuda *cuda, int together);
+/* An operation (a weft_fused_op) that is to run. 1: it will, with others; 0: launch it. */
+int weft_cuda_take(weft_cuda *cuda, int op, const void *args);
 weft_status weft_cuda_graph_end(weft_cuda *cuda, weft_cuda_graph **out);
 weft_status weft_cuda_graph_launch(weft_cuda_graph *graph);
 /* All graphs are stale, and what they hold is given back: for what they hold must go. */

@@ -35,8 +35,8 @@ static weft_status next_pinned(weft_cuda *cuda, weft__pinned *pair, int *turn, s
 
 static weft_status send(weft_cuda *cuda, weft__pinned *pinned, void *dst, size_t bytes)
 {
-    cudaError_t error = cudaMemcpyAsync(dst, pinned->data, bytes, cudaMemcpyHostToDevice, cuda->stream);
-    if (error == cudaSuccess) error = cudaEventRecord(pinned->copied, cuda->stream);
+    cudaError_t error = cudaMemcpyAsync(dst, pinned->data, bytes, cudaMemcpyHostToDevice, weft_cuda_stream(cuda));
+    if (error == cudaSuccess) error = cudaEventRecord(pinned->copied, weft_cuda_stream(cuda));
     if (error != cudaSuccess) return weft__cuda_fail(cuda, "a copy to the GPU", error);
     pinned->busy = 1;
     return WEFT_OK;
@@ -63,8 +63,8 @@ weft_status weft_cuda_to_host(weft_cuda *cuda, void *dst, const void *src, size_
         n = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
         weft__pinned *pinned;
         WEFT_TRY(next_pinned(cuda, cuda->staging, &cuda->staging_turn, n, &pinned));
-        cudaError_t error = cudaMemcpyAsync(pinned->data, (const char *)src + done, n, cudaMemcpyDeviceToHost, cuda->stream);
-        if (error == cudaSuccess) error = cudaEventRecord(cuda->waited, cuda->stream);
+        cudaError_t error = cudaMemcpyAsync(pinned->data, (const char *)src + done, n, cudaMemcpyDeviceToHost, weft_cuda_stream(cuda));
+        if (error == cudaSuccess) error = cudaEventRecord(cuda->waited, weft_cuda_stream(cuda));
         if (error != cudaSuccess) return weft__cuda_fail(cuda, "a copy from the GPU", error);
         WEFT_TRY(weft__cuda_wait_event(cuda, cuda->waited, "copying from the GPU"));
         memcpy((char *)dst + done, pinned->data, n);
@@ -75,7 +75,7 @@ weft_status weft_cuda_to_host(weft_cuda *cuda, void *dst, const void *src, size_
 weft_status weft_cuda_copy(weft_cuda *cuda, void *dst, const void *src, size_t bytes)
 {
     if (bytes == 0 || dst == src) return WEFT_OK;
-    cudaError_t error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cuda->stream);
+    cudaError_t error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, weft_cuda_stream(cuda));
     return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "a copy", error);
 }
 
@@ -83,14 +83,14 @@ weft_status weft_cuda_copy_rows(weft_cuda *cuda, void *dst, size_t dst_pitch, co
 {
     if (rows == 0 || width == 0) return WEFT_OK;
     if (rows == 1 || (dst_pitch == width && src_pitch == width)) return weft_cuda_copy(cuda, dst, src, width * rows);
-    cudaError_t error = cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, rows, cudaMemcpyDeviceToDevice, cuda->stream);
+    cudaError_t error = cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, rows, cudaMemcpyDeviceToDevice, weft_cuda_stream(cuda));
     return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "a copy of rows", error);
 }
 
 weft_status weft_cuda_clear(weft_cuda *cuda, void *data, size_t bytes)
 {
     if (bytes == 0) return WEFT_OK;
-    cudaError_t error = cudaMemsetAsync(data, 0, bytes, cuda->stream);
+    cudaError_t error = cudaMemsetAsync(data, 0, bytes, weft_cuda_stream(cuda));
     return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(cuda, "clearing memory", error);
 }
 
@@ -116,8 +116,8 @@ weft_status weft_cuda_fetch(weft_cuda *cuda, const void *src, size_t bytes)
     weft__pinned *pinned = &cuda->incoming[(cuda->first_fetch + cuda->fetches) % 2];
     if (pinned->busy) WEFT_TRY(weft__cuda_wait_event(cuda, pinned->copied, "copying from the GPU"));
     WEFT_TRY(reserve_pinned(cuda, pinned, bytes > 4096 ? bytes : 4096));
-    cudaError_t error = cudaMemcpyAsync(pinned->data, src, bytes, cudaMemcpyDeviceToHost, cuda->stream);
-    if (error == cudaSuccess) error = cudaEventRecord(pinned->copied, cuda->stream);
+    cudaError_t error = cudaMemcpyAsync(pinned->data, src, bytes, cudaMemcpyDeviceToHost, weft_cuda_stream(cuda));
+    if (error == cudaSuccess) error = cudaEventRecord(pinned->copied, weft_cuda_stream(cuda));
     if (error != cudaSuccess) return weft__cuda_fail(cuda, "a copy from the GPU", error);
     pinned->busy = 1;
     cuda->fetches++;
@@ -145,7 +145,7 @@ void weft_cuda_forget_fetches(weft_cuda *cuda)
 weft_status weft_cuda_pace(weft_cuda *cuda)
 {
     WEFT_TRY(weft__cuda_usable(cuda));
-    cudaError_t error = cudaEventRecord(cuda->paces[cuda->paced % 2], cuda->stream);
+    cudaError_t error = cudaEventRecord(cuda->paces[cuda->paced % 2], weft_cuda_stream(cuda));
     if (error != cudaSuccess) return weft__cuda_fail(cuda, "recording an event", error);
     if (cuda->paced++ == 0) return WEFT_OK;
     return weft__cuda_wait_event(cuda, cuda->paces[cuda->paced % 2], "waiting for the step before");

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "device/cuda_internal.h"
+#include "kernels/weft_fused.h"
 
 struct weft_cuda_graph {
     weft_object object;
@@ -11,6 +12,7 @@ struct weft_cuda_graph {
     cudaGraphExec_t exec;
     uint64_t generation;
     struct weft_cuda_graph *next; /* of the GPU's */
+    void *fused_memory; /* what its launches of many operations read */
 };
 
 static void end_exec(weft_cuda_graph *graph)
@@ -27,43 +29,80 @@ static void destroy(weft_object *object)
     while (*link != graph) link = &(*link)->next;
     *link = graph->next;
     end_exec(graph);
+    if (graph->fused_memory != NULL) weft_cuda_retire(graph->cuda, graph->fused_memory, WEFT_FUSED_BYTES);
     weft_cuda_release(graph->cuda);
     free(graph);
 }
 
-weft_status weft_cuda_graph_begin(weft_cuda *cuda)
+/* The recorder of operations that run together. */
+static weft_status begin_together(weft_cuda *cuda)
+{
+    WEFT_TRY(weft_cuda_alloc(cuda, WEFT_FUSED_BYTES, &cuda->fused_memory));
+    weft_status status = weft_fused_begin(&cuda->fused, cuda->kernels, cuda->fused_memory, 0, cuda->stream);
+    if (status == WEFT_OK) return WEFT_OK;
+    weft_cuda_retire(cuda, cuda->fused_memory, WEFT_FUSED_BYTES);
+    cuda->fused_memory = NULL;
+    return status;
+}
+
+/* Behind the capture. *memory: what the graph must keep. */
+static weft_status end_together(weft_cuda *cuda, int keep, void **memory)
+{
+    struct weft_fused *fused = cuda->fused;
+    *memory = cuda->fused_memory;
+    cuda->fused = NULL;
+    cuda->fused_memory = NULL;
+    return fused != NULL ? weft_fused_end(fused, keep) : WEFT_OK;
+}
+
+int weft_cuda_take(weft_cuda *cuda, int op, const void *args)
+{
+    return cuda->fused != NULL && weft_fused_take(cuda->fused, (weft_fused_op)op, args);
+}
+
+weft_status weft_cuda_graph_begin(weft_cuda *cuda, int together)
 {
     WEFT_TRY(weft__cuda_usable(cuda));
     if (cuda->capturing) return weft_fail(WEFT_INVALID, "a graph is being captured already");
+    if (together) WEFT_TRY(begin_together(cuda));
     cudaError_t error = cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal);
-    if (error != cudaSuccess) return weft__cuda_fail(cuda, "capturing a graph", error);
-    cuda->capturing = 1;
-    return WEFT_OK;
+    if (error == cudaSuccess) {
+        cuda->capturing = 1;
+        return WEFT_OK;
+    }
+    void *memory;
+    (void)end_together(cuda, 0, &memory);
+    if (memory != NULL) weft_cuda_retire(cuda, memory, WEFT_FUSED_BYTES);
+    return weft__cuda_fail(cuda, "capturing a graph", error);
 }
 
 weft_status weft_cuda_graph_end(weft_cuda *cuda, weft_cuda_graph **out)
 {
     cudaGraph_t recorded = NULL;
+    void *memory = NULL;
     if (!cuda->capturing) return weft_fail(WEFT_INVALID, "no graph is being captured");
+    (void)weft_cuda_stream(cuda); /* what is still to be launched */
     cuda->capturing = 0;
     cudaError_t error = cudaStreamEndCapture(cuda->stream, &recorded);
-    if (error != cudaSuccess) return weft__cuda_fail(cuda, "ending a graph", error);
-    weft_cuda_graph *graph = out != NULL ? calloc(1, sizeof *graph) : NULL;
+    weft_status status = end_together(cuda, out != NULL && error == cudaSuccess, &memory);
+    if (error != cudaSuccess) status = weft__cuda_fail(cuda, "ending a graph", error);
+    weft_cuda_graph *graph = out != NULL && status == WEFT_OK ? calloc(1, sizeof *graph) : NULL;
     if (graph != NULL) error = cudaGraphInstantiate(&graph->exec, recorded, 0);
-    (void)cudaGraphDestroy(recorded);
-    if (out == NULL) return WEFT_OK;
-    if (graph == NULL) return weft_fail(WEFT_MEMORY, "no memory for a graph");
-    if (error != cudaSuccess) {
-        free(graph);
-        return weft__cuda_fail(cuda, "making a graph", error);
+    if (recorded != NULL) (void)cudaGraphDestroy(recorded);
+    if (graph != NULL && error == cudaSuccess) {
+        weft_object_init(&graph->object, destroy);
+        graph->cuda = weft_cuda_retain(cuda);
+        graph->generation = cuda->generation;
+        graph->fused_memory = memory;
+        graph->next = cuda->graphs;
+        cuda->graphs = graph;
+        *out = graph;
+        return WEFT_OK;
     }
-    weft_object_init(&graph->object, destroy);
-    graph->cuda = weft_cuda_retain(cuda);
-    graph->generation = cuda->generation;
-    graph->next = cuda->graphs;
-    cuda->graphs = graph;
-    *out = graph;
-    return WEFT_OK;
+    if (memory != NULL) weft_cuda_retire(cuda, memory, WEFT_FUSED_BYTES);
+    if (graph == NULL) return out == NULL || status != WEFT_OK ? status : weft_fail(WEFT_MEMORY, "no memory for a graph");
+    free(graph);
+    return weft__cuda_fail(cuda, "making a graph", error);
 }
 
 weft_status weft_cuda_graph_launch(weft_cuda_graph *graph)

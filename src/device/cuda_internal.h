@@ -37,6 +37,8 @@ struct weft_cuda {
     double timeout;
     uint64_t generation;
     struct weft_cuda_graph *graphs; /* all of them */
+    struct weft_fused *fused; /* while a graph is captured whose operations run together */
+    void *fused_memory;
     char cause[256]; /* what ruined the context; empty: nothing */
 
     weft__pinned staging[2], outgoing[2], incoming[2];

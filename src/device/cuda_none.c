@@ -51,7 +51,8 @@ weft_status weft_cuda_fetch(weft_cuda *cuda, const void *src, size_t bytes) { re
 weft_status weft_cuda_fetched(weft_cuda *cuda, const void **data) { return none(); }
 void weft_cuda_forget_fetches(weft_cuda *cuda) {}
 weft_status weft_cuda_pace(weft_cuda *cuda) { return none(); }
-weft_status weft_cuda_graph_begin(weft_cuda *cuda) { return none(); }
+weft_status weft_cuda_graph_begin(weft_cuda *cuda, int together) { return none(); }
+int weft_cuda_take(weft_cuda *cuda, int op, const void *args) { return 0; }
 weft_status weft_cuda_graph_end(weft_cuda *cuda, weft_cuda_graph **out) { return none(); }
 weft_status weft_cuda_graph_launch(weft_cuda_graph *graph) { return none(); }
 void weft_cuda_drop_graphs(weft_cuda *cuda) {}

@@ -4,12 +4,15 @@
 
 #include "comm/world.h"
 #include "device/tensor.h"
+#include "kernels/weft_fused.h"
 #include "kernels/weft_kernels.h"
 
 #ifdef WEFT_HAVE_CUDA
 #define WEFT_RUN(rank, op, args)                                                                                 \
     ((rank)->cuda == NULL ? weft_##op##_cpu((args), (rank)->pool)                                                \
-                          : weft_cuda_launched((rank)->cuda, #op, weft_##op##_cuda((args), weft_cuda_stream((rank)->cuda))))
+     : weft_cuda_take((rank)->cuda, WEFT_FUSED_##op, (args))                                                     \
+         ? WEFT_OK                                                                                               \
+         : weft_cuda_launched((rank)->cuda, #op, weft_##op##_cuda((args), weft_cuda_stream((rank)->cuda))))
 #else
 #define WEFT_RUN(rank, op, args) weft_##op##_cpu((args), (rank)->pool)
 #endif

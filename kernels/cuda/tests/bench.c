@@ -1,5 +1,5 @@
 /* kernels/cuda/tests/bench.c - how fast the CUDA operations are, beside a copy and a large product
- * of the same run. Arguments name sections: linear attention small experts step (all when there are none). */
+ * of the same run. Arguments name sections: linear attention small experts step fused (all when there are none). */
 #include "kernels/cuda/tests/bench.h"
 
 #include <cuda_runtime_api.h>
@@ -11,6 +11,7 @@
 enum { BLOCKS = 4096, REPLAYS = 9, POOL = 16 << 20 };
 
 double bench_copy_rate, bench_product_rate;
+void (*bench_captured)(void *context);
 static void *blocks[BLOCKS];
 static int block_count;
 
@@ -49,6 +50,7 @@ double bench_us(bench_call call, void *context, int calls)
     }
     must(cudaStreamEndCapture(stream, &graph), "capture");
     must(cudaGraphInstantiate(&run, graph, 0), "graph");
+    if (bench_captured != NULL) bench_captured(context);
     for (int i = 0; i < REPLAYS + 2; i++) {
         must(cudaEventRecord(begin, stream), "event");
         must(cudaGraphLaunch(run, stream), "graph");
@@ -179,7 +181,7 @@ int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } sections[] = {
         {"linear", bench_linear}, {"attention", bench_attention}, {"small", bench_small}, {"experts", bench_experts},
-        {"step", bench_step}};
+        {"step", bench_step}, {"fused", bench_fused}};
     struct cudaDeviceProp device;
     must(cudaGetDeviceProperties(&device, 0), "device");
     printf("%s, %d multiprocessors\n", device.name, device.multiProcessorCount);

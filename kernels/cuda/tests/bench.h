@@ -9,6 +9,7 @@
 typedef weft_status (*bench_call)(void *context, int i, void *stream);
 
 /* Microseconds of one call: `calls` of them captured into a graph, the median of its replays. */
+extern void (*bench_captured)(void *context); /* called behind a capture, if set */
 double bench_us(bench_call call, void *context, int calls);
 /* Device memory with random normal values times scale (fp8: e4m3 up to 1.875). Never freed alone:
  * bench_free_all ends the section. */
@@ -26,3 +27,4 @@ void bench_attention(void);
 void bench_small(void);
 void bench_experts(void);
 void bench_step(void);
+void bench_fused(void);

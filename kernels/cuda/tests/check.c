@@ -1,5 +1,5 @@
 /* kernels/cuda/tests/check.c - every CUDA operation against the CPU's, on random inputs at odd sizes.
- * Prints a table; exit 1 on a difference. Arguments name sections: rows dcp experts linear attention;
+ * Prints a table; exit 1 on a difference. Arguments name sections: rows dcp experts linear attention fused;
  * --every N runs one case of N (tools that watch each access take their time). */
 #include "kernels/cuda/tests/check.h"
 
@@ -101,7 +101,8 @@ int check_report(void)
 int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } sections[] = {
-        {"rows", check_rows}, {"dcp", check_dcp}, {"experts", check_experts}, {"linear", check_linear}, {"attention", check_attention}};
+        {"rows", check_rows}, {"dcp", check_dcp}, {"experts", check_experts}, {"linear", check_linear}, {"attention", check_attention},
+        {"fused", check_fused}};
     if (argc > 2 && strcmp(argv[1], "--every") == 0) {
         every = strtol(argv[2], NULL, 10);
         if (every < 1) {

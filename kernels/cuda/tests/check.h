@@ -27,3 +27,4 @@ void check_linear(void);
 void check_attention(void);
 void check_dcp(void);
 void check_experts(void);
+void check_fused(void);

@@ -1,0 +1,107 @@
+/* kernels/cuda/step.cuh - a decode step as one launch: the list of instructions that one persistent
+ * kernel works through.
+ *
+ * Launched one by one, each product of a decode step pays 3.5 to 6 us in which memory idles: the blocks of
+ * one kernel end unevenly, those of the next start, wait for their input and then wait for their first
+ * weights. But weights do not depend on activations. So one block stays on every multiprocessor for the
+ * whole step and is dealt tiles of 16 rows of every product. One of its warps does nothing but ask the
+ * copy engine for their pieces, in the order of the list, across products, into a ring in shared memory;
+ * it stops only when the ring is full. While the blocks wait for one another, normalise or attend, up to
+ * 190 KB of weights for each multiprocessor (6 us of the memory's time) arrive.
+ * Only some of the ring is ever on its way at once: more would not come faster, and everything else that
+ * the step reads would queue up behind it (measured: each wait then takes 5 us).
+ *
+ *   recorder (step_record.cu)  while a step is being captured, operations that fit are appended to the list
+ *                              instead of launched; neighbours are joined into one instruction; whatever
+ *                              does not fit first launches what is in the list, then itself
+ *   kernel   (step_run.cu)     the loop over instructions, the barrier between blocks
+ *   parts    (step_feed.cuh, step_product.cuh, step_rows.cuh)
+ *
+ * An instruction holds the arguments of the operations it stands for, so results lie where the operations
+ * would have put them, rounded at the same places. Lengths, positions and tables are read when the kernel
+ * runs: a captured step serves later ones.
+ *
+ * Blocks wait for one another before an instruction that reads what others wrote since the last wait, or
+ * writes what they may still read (`wait`). Norms that stand before a product are computed by every block
+ * for itself; each writes its share of the result, and of the residual sum only behind the next wait, when
+ * all have read it (`late`). */
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/cuda/attention_decode.cuh"
+#include "kernels/cuda/hopper.cuh"
+
+namespace weft {
+
+enum {
+    STEP_TOKENS = 8,         /* most tokens of a product: the columns of a tile */
+    STEP_HEAD_DIM = 128,     /* largest of attention */
+    STEP_SHARED = 227 << 10, /* shared memory of a block */
+    STEP_WARPS = 8,          /* that compute; one more feeds them, another finishes their tiles */
+    STEP_SUMS = 4,           /* tiles whose sums wait to be finished */
+    STEP_PIECE = 512,        /* bytes of each row of a tile that come together */
+    STEP_PIECE_BYTES = 16 * STEP_PIECE,
+    STEP_MOST_PLACES = 26,   /* pieces in the ring */
+};
+
+enum StepKind { STEP_PRODUCT, STEP_ATTENTION, STEP_EMBEDDING, STEP_GATHER, STEP_NORM, STEP_SILU, STEP_ADD, STEP_ROPE, STEP_KV_WRITE, STEP_END };
+enum StepPairs { PAIRS_NONE, PAIRS_SILU, PAIRS_ROPE };
+
+/* y = x w^T, x perhaps normalised first; with pairs, rows u and u + half of w are worked on together. */
+struct StepProduct {
+    weft_linear_args linear;
+    weft_rms_norm_args norm; /* has_norm: its y is linear.x */
+    weft_silu_mul_args silu; /* PAIRS_SILU: its x is linear.y */
+    weft_rope_args rope;     /* PAIRS_ROPE: its x is linear.y, columns below rope_rows */
+    weft_kv_write_args kv;   /* has_kv: rows [k_row, ..) and [v_row, ..) of w are its k and v */
+    int far; /* the input is too large for shared memory: read as it is needed */
+    int has_norm, has_kv, k_row, v_row, rope_rows;
+    int half;                      /* with pairs; else 0 */
+    int tiles, first;              /* tile t is the block's of number (first + t) % blocks */
+    StepPairs pairs;
+};
+
+struct StepInstruction {
+    StepKind kind;
+    int wait; /* for all blocks before it */
+    int late; /* the residual sum of its norm is to be written behind the next wait */
+    int parts, row_tiles, requests;
+    union {
+        StepProduct product;
+        weft_attention_args attention;
+        weft_embedding_args embedding;
+        weft_gather_rows_args gather;
+        weft_rms_norm_args norm;
+        weft_silu_mul_args silu;
+        weft_add_args add;
+        weft_rope_args rope;
+        weft_kv_write_args kv;
+    };
+};
+
+/* What the ring needs to know of a product. */
+struct StepStream {
+    CUtensorMap map; /* (pieces of 128 bytes, rows, 128) of w; copies bring 8 rows of 4 pieces */
+    int tiles, pieces, half, first;
+};
+
+/* One launch. */
+struct StepProgram {
+    const StepInstruction *list;
+    const StepStream *streams;
+    int count, num_streams;
+    int places;    /* pieces in the ring */
+    int in_flight; /* pieces on their way at once */
+    int x_bytes, held_bytes, cos_sin_bytes, sums_bytes; /* of shared memory: most that a product needs */
+    unsigned long long *arrivals; /* of the blocks at waits: a multiple of their number between launches */
+    unsigned *counters;           /* attention's, zero between operations */
+    char *partial;                /* attention's */
+};
+
+void step_launch(const StepProgram &program, int blocks, weft_dtype dtype, void *stream);
+bool step_possible(int device, int blocks);
+size_t step_room(); /* shared memory for ring and inputs together */
+bool step_map(CUtensorMap *map, const void *w, int64_t rows, int64_t row_bytes, int64_t stride_bytes);
+
+} // namespace weft

@@ -1,0 +1,193 @@
+/* kernels/cuda/step_launch.cu - the recorder (weft_fused.h): lists into launches. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "kernels/cuda/step_list.cuh"
+
+extern "C" {
+#include "kernels/weft_fused.h"
+}
+
+using namespace weft;
+
+enum { HEAD_BYTES = 256, INSTRUCTIONS = 1200, STREAMS = 640, LEAST_PRODUCTS = 3, IN_FLIGHT = 6 };
+static const size_t LIST_AT = HEAD_BYTES + STREAMS * sizeof(StepStream);
+static_assert(HEAD_BYTES + STREAMS * sizeof(StepStream) + INSTRUCTIONS * sizeof(StepInstruction) <= WEFT_FUSED_BYTES, "memory of a recorder");
+
+struct weft_fused {
+    StepList list;
+    char *memory; /* device: arrivals, streams, instructions */
+    void *stream;
+    StepInstruction *taken, *ready; /* host; ready: with waits, as the device gets them */
+    StepStream *streams;
+    int num_ready, num_streams;
+    weft_status failure; /* the first of a flush */
+    char why[256];
+};
+
+static void release(weft_fused *r)
+{
+    free(r->taken);
+    free(r->ready);
+    free(r->streams);
+    free(r);
+}
+
+extern "C" weft_status weft_fused_begin(weft_fused **out, weft_cuda_context *context, void *memory, int all, void *stream)
+{
+    weft_fused *r = (weft_fused *)calloc(1, sizeof *r);
+    if (r == NULL) return weft_fail(WEFT_MEMORY, "no memory for a recorder");
+    int device = 0;
+    (void)cudaGetDevice(&device);
+    r->list.context = context;
+    r->list.blocks = context->sms;
+    r->list.most_tokens = all ? (int)STEP_TOKENS : 1;
+    r->list.fp8 = all != 0;
+    r->memory = (char *)memory;
+    r->stream = stream;
+    if (memory != NULL && step_possible(device, r->list.blocks)) {
+        r->taken = (StepInstruction *)malloc(INSTRUCTIONS * sizeof *r->taken);
+        r->ready = (StepInstruction *)malloc(INSTRUCTIONS * sizeof *r->ready);
+        r->streams = (StepStream *)aligned_alloc(128, STREAMS * sizeof *r->streams);
+        if (r->taken == NULL || r->ready == NULL || r->streams == NULL) {
+            release(r);
+            return weft_fail(WEFT_MEMORY, "no memory for a recorder");
+        }
+        r->list.list = r->taken;
+        r->list.capacity = INSTRUCTIONS;
+    }
+    *out = r;
+    return WEFT_OK;
+}
+
+extern "C" int weft_fused_take(weft_fused *r, weft_fused_op op, const void *args)
+{
+    if (r->list.capacity == 0) return 0;
+    switch (op) {
+    case WEFT_FUSED_embedding: return r->list.take((const weft_embedding_args *)args);
+    case WEFT_FUSED_linear: return r->list.take((const weft_linear_args *)args);
+    case WEFT_FUSED_rms_norm: return r->list.take((const weft_rms_norm_args *)args);
+    case WEFT_FUSED_rope: return r->list.take((const weft_rope_args *)args);
+    case WEFT_FUSED_kv_write: return r->list.take((const weft_kv_write_args *)args);
+    case WEFT_FUSED_attention: return r->list.take((const weft_attention_args *)args);
+    case WEFT_FUSED_silu_mul: return r->list.take((const weft_silu_mul_args *)args);
+    case WEFT_FUSED_add: return r->list.take((const weft_add_args *)args);
+    case WEFT_FUSED_gather_rows: return r->list.take((const weft_gather_rows_args *)args);
+    default: return 0;
+    }
+}
+
+/* The operations of an instruction, one by one. */
+static weft_status launch_alone(const StepInstruction *in, void *stream)
+{
+    switch (in->kind) {
+    case STEP_PRODUCT: {
+        const StepProduct *p = &in->product;
+        if (p->has_norm) WEFT_TRY(weft_rms_norm_cuda(&p->norm, stream));
+        WEFT_TRY(weft_linear_cuda(&p->linear, stream));
+        if (p->pairs == PAIRS_SILU) WEFT_TRY(weft_silu_mul_cuda(&p->silu, stream));
+        if (p->pairs == PAIRS_ROPE) WEFT_TRY(weft_rope_cuda(&p->rope, stream));
+        return p->has_kv ? weft_kv_write_cuda(&p->kv, stream) : WEFT_OK;
+    }
+    case STEP_ATTENTION: return weft_attention_cuda(&in->attention, stream);
+    case STEP_EMBEDDING: return weft_embedding_cuda(&in->embedding, stream);
+    case STEP_GATHER: return weft_gather_rows_cuda(&in->gather, stream);
+    case STEP_NORM: return weft_rms_norm_cuda(&in->norm, stream);
+    case STEP_SILU: return weft_silu_mul_cuda(&in->silu, stream);
+    case STEP_ADD: return weft_add_cuda(&in->add, stream);
+    case STEP_ROPE: return weft_rope_cuda(&in->rope, stream);
+    case STEP_KV_WRITE: return weft_kv_write_cuda(&in->kv, stream);
+    case STEP_END: break;
+    }
+    return WEFT_OK;
+}
+
+static bool stream_of(const StepProduct *p, StepStream *s)
+{
+    const int64_t size = p->linear.w_dtype == WEFT_F8E4M3 ? 1 : 2;
+    s->tiles = p->tiles;
+    s->pieces = (int)div_up(p->linear.k * size, STEP_PIECE);
+    s->half = p->half;
+    s->first = p->first;
+    return step_map(&s->map, p->linear.w, p->linear.n, p->linear.k * size, p->linear.w_stride * size);
+}
+
+static void widen_needs(StepProgram *program, const StepNeeds &n)
+{
+    program->x_bytes = (int)most(program->x_bytes, n.x);
+    program->held_bytes = (int)most(program->held_bytes, n.held);
+    program->cos_sin_bytes = (int)most(program->cos_sin_bytes, n.cos_sin);
+    program->sums_bytes = (int)most(program->sums_bytes, n.sums);
+}
+
+/* The list as one launch; *done says whether it is worth it and fits. */
+static weft_status launch_together(weft_fused *r, bool *done)
+{
+    StepList &list = r->list;
+    int products = 0;
+    for (int i = 0; i < list.count; i++) products += list.list[i].kind == STEP_PRODUCT;
+    *done = false;
+    if (products < LEAST_PRODUCTS || r->num_streams + products > STREAMS) return WEFT_OK;
+    const int made = list.arrange(r->ready + r->num_ready, INSTRUCTIONS - r->num_ready);
+    if (made < 0) return WEFT_OK;
+    StepProgram program = {};
+    program.list = (const StepInstruction *)(r->memory + LIST_AT) + r->num_ready;
+    program.streams = (const StepStream *)(r->memory + HEAD_BYTES) + r->num_streams;
+    program.count = made;
+    program.arrivals = (unsigned long long *)r->memory;
+    program.counters = list.context->counters;
+    program.partial = list.context->workspace;
+    program.x_bytes = sizeof(DecodeShared<STEP_HEAD_DIM, 1, STEP_WARPS>);
+    program.sums_bytes = 128;
+    int dealt = 0;
+    for (int i = 0; i < made; i++) {
+        StepInstruction *in = &r->ready[r->num_ready + i];
+        if (in->kind != STEP_PRODUCT) continue;
+        in->product.first = dealt;
+        dealt = (dealt + in->product.tiles) % list.blocks; /* who has one tile less here begins with one more */
+        if (!stream_of(&in->product, &r->streams[r->num_streams + program.num_streams])) return WEFT_OK;
+        program.num_streams++;
+        widen_needs(&program, list.needs_of(&in->product));
+    }
+    r->num_ready += made;
+    r->num_streams += program.num_streams;
+    const size_t other = (size_t)program.x_bytes + (size_t)program.held_bytes + (size_t)program.cos_sin_bytes + (size_t)program.sums_bytes;
+    program.places = (int)least((int64_t)((step_room() - other) / STEP_PIECE_BYTES), STEP_MOST_PLACES);
+    program.in_flight = (int)least(IN_FLIGHT, program.places);
+    step_launch(program, list.blocks, list.dtype, r->stream);
+    *done = true;
+    return launched("a step in one launch");
+}
+
+extern "C" weft_status weft_fused_flush(weft_fused *r)
+{
+    if (r->list.count == 0) return WEFT_OK;
+    bool done = false;
+    weft_status status = launch_together(r, &done);
+    for (int i = 0; i < r->list.count && !done && status == WEFT_OK; i++) status = launch_alone(&r->list.list[i], r->stream);
+    r->list.count = 0;
+    if (status != WEFT_OK && r->failure == WEFT_OK) {
+        r->failure = status;
+        snprintf(r->why, sizeof r->why, "%s", weft_error_message());
+    }
+    return status;
+}
+
+extern "C" weft_status weft_fused_end(weft_fused *r, int keep)
+{
+    cudaError_t error = cudaSuccess;
+    if (keep && r->num_ready > 0) {
+        /* On the stream: what had this memory before may still be running there. */
+        cudaStream_t stream = (cudaStream_t)r->stream;
+        error = cudaMemsetAsync(r->memory, 0, HEAD_BYTES, stream);
+        if (error == cudaSuccess)
+            error = cudaMemcpyAsync(r->memory + LIST_AT, r->ready, (size_t)r->num_ready * sizeof *r->ready, cudaMemcpyHostToDevice, stream);
+        if (error == cudaSuccess)
+            error = cudaMemcpyAsync(r->memory + HEAD_BYTES, r->streams, (size_t)r->num_streams * sizeof *r->streams, cudaMemcpyHostToDevice, stream);
+    }
+    const weft_status failure = keep ? r->failure : WEFT_OK;
+    if (failure != WEFT_OK) (void)weft_fail(failure, "%s", r->why);
+    release(r);
+    if (failure != WEFT_OK) return failure;
+    return error == cudaSuccess ? WEFT_OK : failed("a step's list", error);
+}

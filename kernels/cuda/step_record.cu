@@ -1,0 +1,354 @@
+/* kernels/cuda/step_record.cu - operations into instructions (step.cuh). */
+#include "kernels/cuda/step_list.cuh"
+
+namespace weft {
+
+/* ---- operations that stand alone ---- */
+
+static bool in_packs(const void *p, int64_t stride) { return aligned(p, 16) && stride % 8 == 0; }
+
+bool StepList::take_type(weft_dtype type)
+{
+    if (type != WEFT_BF16 && type != WEFT_F16) return false;
+    if (count == 0) dtype = type;
+    return dtype == type;
+}
+
+StepInstruction *StepList::append(StepKind kind)
+{
+    if (count == capacity) return NULL;
+    StepInstruction *in = &list[count++];
+    memset(in, 0, sizeof *in);
+    in->kind = kind;
+    return in;
+}
+StepInstruction *StepList::last(StepKind kind) { return count > 0 && list[count - 1].kind == kind ? &list[count - 1] : NULL; }
+
+bool StepList::take(const weft_embedding_args *a)
+{
+    if (a->w_dtype != a->y_dtype || a->hidden % 8 != 0 || !aligned(a->w, 16) || !aligned(a->y, 16) || !take_type(a->y_dtype)) return false;
+    StepInstruction *in = append(STEP_EMBEDDING);
+    if (in != NULL) in->embedding = *a;
+    return in != NULL;
+}
+bool StepList::take(const weft_gather_rows_args *a)
+{
+    if (a->cols % 8 != 0 || !in_packs(a->x, a->x_stride) || !in_packs(a->y, a->y_stride) || !take_type(a->dtype)) return false;
+    StepInstruction *in = append(STEP_GATHER);
+    if (in != NULL) in->gather = *a;
+    return in != NULL;
+}
+bool StepList::take(const weft_add_args *a)
+{
+    if (a->cols % 8 != 0 || !in_packs(a->a, a->a_stride) || !in_packs(a->b, a->b_stride) || !in_packs(a->y, a->y_stride) || !take_type(a->dtype))
+        return false;
+    StepInstruction *in = append(STEP_ADD);
+    if (in != NULL) in->add = *a;
+    return in != NULL;
+}
+bool StepList::take(const weft_rms_norm_args *a)
+{
+    if (a->cols % 8 != 0 || !in_packs(a->x, a->x_stride) || !in_packs(a->y, a->y_stride) || !take_type(a->dtype)) return false;
+    if (a->residual != NULL && !in_packs(a->residual, a->residual_stride)) return false;
+    StepInstruction *in = append(STEP_NORM);
+    if (in != NULL) in->norm = *a;
+    return in != NULL;
+}
+
+bool StepList::take(const weft_attention_args *a)
+{
+    const int64_t query_len = a->max_query_len > 0 ? least(a->max_query_len, a->tokens) : a->tokens;
+    const int64_t rows = query_len * least(a->group_size, a->num_heads);
+    if (a->requests < 1 || rows > 64 || a->head_dim > STEP_HEAD_DIM || a->head_dim_v > STEP_HEAD_DIM || !attention_mma_fits(a) || !take_type(a->dtype))
+        return false;
+    const int64_t row_tiles = div_up(rows, 8), items = a->requests * a->num_kv_heads * row_tiles;
+    int64_t keys = a->max_seq_len;
+    if (a->keys == WEFT_KEYS_NEW) keys = query_len;
+    else if (keys == 0) keys = a->pages.block_table_stride * a->pages.page_size;
+    if (a->window > 0) keys = least(keys, a->window + query_len);
+    const size_t room = context->workspace_bytes / (8 * ((size_t)a->head_dim_v * 4 + sizeof(float2))) / (size_t)items;
+    const int64_t limit = least(least(MAX_SPLITS, (int64_t)room), div_up(keys, KEYS * 8));
+    if (items > COUNTERS || items * MAX_SPLITS > INT32_MAX) return false;
+    int64_t parts = 1;
+    double best = 0.0;
+    for (int64_t p = 1; p <= limit; p++) {
+        const int64_t jobs = items * p, turns = div_up(jobs, blocks);
+        const double share = (double)jobs / (double)(turns * blocks);
+        if (share > best + 0.02) parts = p, best = share;
+        if (best > 0.95) break;
+    }
+    StepInstruction *in = append(STEP_ATTENTION);
+    if (in == NULL) return false;
+    in->attention = *a;
+    in->parts = (int)parts;
+    in->row_tiles = (int)row_tiles;
+    return true;
+}
+
+/* ---- products, and what joins them ---- */
+
+static int64_t input_bytes(int64_t tokens, int64_t k) { return tokens * (div_up(2 * k, 2 * STEP_PIECE) * 2 * STEP_PIECE + 64); }
+static int64_t sums_bytes(int64_t tokens) { return STEP_SUMS * STEP_WARPS * tokens * 16 * 4; }
+
+StepNeeds StepList::needs_of(const StepProduct *p) const
+{
+    StepNeeds n = {};
+    if (!p->far) n.x = (int)input_bytes(p->linear.tokens, p->linear.k);
+    if (p->has_norm && p->norm.residual != NULL) n.held = (int)(p->linear.tokens * div_up(p->norm.cols / 8, blocks) * 16);
+    if (p->pairs == PAIRS_ROPE) n.cos_sin = (int)(p->linear.tokens * p->rope.rotary_dim * 4);
+    n.sums = (int)sums_bytes(p->linear.tokens);
+    return n;
+}
+
+bool StepList::product_fits(const weft_linear_args *a) const
+{
+    const bool fp8_weights = a->w_dtype == WEFT_F8E4M3;
+    const int64_t size = fp8_weights ? 1 : 2;
+    if (a->tokens > most_tokens || (fp8_weights && !fp8) || a->n > 1 << 24 || a->k > 1 << 20 || a->add || !in_packs(a->x, a->x_stride) || !aligned(a->w, 16)) return false;
+    if (a->k * size % 128 != 0 || a->w_stride * size % 16 != 0 || (a->bias != NULL && a->bias_dtype != a->x_dtype)) return false;
+    if (a->y_dtype != a->x_dtype && a->y_dtype != WEFT_F32) return false;
+    if (fp8_weights ? a->scale_col_phase % 128 != 0 : a->w_dtype != a->x_dtype) return false;
+    return true;
+}
+
+/* Beside a ring of 12 pieces. */
+static bool input_fits(const weft_linear_args *a)
+{
+    return input_bytes(a->tokens, a->k) + sums_bytes(a->tokens) + (16 << 10) + 12 * STEP_PIECE_BYTES <= (int64_t)step_room();
+}
+
+static bool overlap(const void *p, int64_t p_bytes, const void *q, int64_t q_bytes)
+{
+    return p != NULL && q != NULL && (const char *)p < (const char *)q + q_bytes && (const char *)q < (const char *)p + p_bytes;
+}
+static int64_t rows_bytes(int64_t rows, int64_t stride, int64_t cols, weft_dtype dtype)
+{
+    return rows == 0 ? 0 : ((rows - 1) * stride + cols) * (int64_t)weft_dtype_size(dtype);
+}
+
+/* Whether every block can do the norm for itself, while others write the product's results. */
+static bool norm_joins(const weft_rms_norm_args *n, const weft_linear_args *a)
+{
+    if (n->gain_dtype != n->dtype || !aligned(n->gain, 16)) return false;
+    if (n->y != a->x || n->rows != a->tokens || n->cols != a->k || (n->y_stride != a->x_stride && n->rows > 1)) return false;
+    const int64_t x = rows_bytes(n->rows, n->x_stride, n->cols, n->dtype), y = rows_bytes(n->rows, n->y_stride, n->cols, n->dtype);
+    const int64_t r = rows_bytes(n->rows, n->residual_stride, n->cols, n->dtype), out = rows_bytes(a->tokens, a->y_stride, a->n, a->y_dtype);
+    return !overlap(n->x, x, n->y, y) && !overlap(n->residual, r, n->y, y) && !overlap(n->x, x, a->y, out) && !overlap(n->residual, r, a->y, out);
+}
+
+bool StepList::take(const weft_linear_args *a)
+{
+    if (!product_fits(a) || !take_type(a->x_dtype)) return false;
+    if (overlap(a->x, rows_bytes(a->tokens, a->x_stride, a->k, a->x_dtype), a->y, rows_bytes(a->tokens, a->y_stride, a->n, a->y_dtype))) return false;
+    StepInstruction *in = last(STEP_NORM);
+    weft_rms_norm_args norm;
+    const bool joins = in != NULL && input_fits(a) && norm_joins(&in->norm, a);
+    if (joins) {
+        norm = in->norm;
+        memset(in, 0, sizeof *in);
+        in->kind = STEP_PRODUCT;
+    } else in = append(STEP_PRODUCT);
+    if (in == NULL) return false;
+    in->product.linear = *a;
+    in->product.tiles = (int)div_up(a->n, 16);
+    in->product.has_norm = joins;
+    in->product.far = !input_fits(a);
+    if (joins) in->product.norm = norm;
+    return true;
+}
+
+bool StepList::take(const weft_silu_mul_args *a)
+{
+    StepInstruction *in = last(STEP_PRODUCT);
+    if (!take_type(a->dtype)) return false;
+    if (in != NULL && in->product.pairs == PAIRS_NONE) {
+        StepProduct *p = &in->product;
+        const weft_linear_args *l = &p->linear;
+        if (l->y == a->x && l->n == 2 * a->cols && a->cols % 8 == 0 && l->tokens == a->rows && l->y_dtype == a->dtype && (l->y_stride == a->x_stride || a->rows == 1)) {
+            p->pairs = PAIRS_SILU;
+            p->silu = *a;
+            p->half = (int)a->cols;
+            p->tiles = (int)a->cols / 8;
+            return true;
+        }
+    }
+    if (a->cols % 8 != 0 || !in_packs(a->x, a->x_stride) || !in_packs(a->y, a->y_stride)) return false;
+    in = append(STEP_SILU);
+    if (in != NULL) in->silu = *a;
+    return in != NULL;
+}
+
+bool StepList::take(const weft_rope_args *a)
+{
+    StepInstruction *in = last(STEP_PRODUCT);
+    if (!take_type(a->dtype)) return false;
+    if (in != NULL && in->product.pairs == PAIRS_NONE) {
+        StepProduct *p = &in->product;
+        const weft_linear_args *l = &p->linear;
+        if (l->y == a->x && l->y_dtype == a->dtype && l->tokens == a->tokens && (l->y_stride == a->token_stride || a->tokens == 1) &&
+            a->rotary_dim == a->head_dim && a->head_dim % 16 == 0 && l->n % a->head_dim == 0 && a->heads * a->head_dim <= l->n && a->head_dim <= 256) {
+            p->pairs = PAIRS_ROPE;
+            p->rope = *a;
+            p->rope_rows = (int)(a->heads * a->head_dim);
+            p->half = (int)a->head_dim / 2;
+            p->tiles = (int)l->n / 16;
+            return true;
+        }
+    }
+    in = append(STEP_ROPE);
+    if (in != NULL) in->rope = *a;
+    return in != NULL;
+}
+
+bool StepList::take(const weft_kv_write_args *a)
+{
+    StepInstruction *in = last(STEP_PRODUCT);
+    if (a->dtype != a->cache_dtype || !take_type(a->dtype)) return false;
+    if (in != NULL && in->product.pairs == PAIRS_ROPE && !in->product.has_kv) {
+        StepProduct *p = &in->product;
+        const weft_linear_args *l = &p->linear;
+        const int64_t k = ((const char *)a->k - (const char *)l->y) / 2, v = ((const char *)a->v - (const char *)l->y) / 2;
+        const bool strides = (a->k_stride == l->y_stride && a->v_stride == l->y_stride) || a->tokens == 1;
+        if (l->tokens == a->tokens && strides && k >= 0 && v == k + a->num_kv_heads * a->head_dim && l->n == v + a->num_kv_heads * a->head_dim_v) {
+            p->has_kv = 1;
+            p->kv = *a;
+            p->k_row = (int)k;
+            p->v_row = (int)v;
+            return true;
+        }
+    }
+    if ((a->head_dim | a->head_dim_v) % 8 != 0 || !in_packs(a->k, a->k_stride) || !in_packs(a->v, a->v_stride) || !aligned(a->k_cache, 16) ||
+        !aligned(a->v_cache, 16))
+        return false;
+    in = append(STEP_KV_WRITE);
+    if (in != NULL) in->kv = *a;
+    return in != NULL;
+}
+
+/* ---- who waits for whom ---- */
+
+void StepTraffic::clear() { reads.count = writes.count = 0, full = false; }
+void StepTraffic::Ranges::add(const void *p, int64_t bytes, bool *full)
+{
+    if (p == NULL || bytes <= 0) return;
+    if (count == MOST) *full = true;
+    else at[count].p = p, at[count++].bytes = bytes;
+}
+static bool meet(const StepTraffic::Ranges &a, const StepTraffic::Ranges &b)
+{
+    for (int i = 0; i < a.count; i++)
+        for (int j = 0; j < b.count; j++)
+            if (overlap(a.at[i].p, a.at[i].bytes, b.at[j].p, b.at[j].bytes)) return true;
+    return false;
+}
+bool StepTraffic::before(const StepTraffic &next) const
+{
+    return full || next.full || meet(writes, next.reads) || meet(writes, next.writes) || meet(reads, next.writes);
+}
+void StepTraffic::join(const StepTraffic &other)
+{
+    for (int i = 0; i < other.reads.count; i++) reads.add(other.reads.at[i].p, other.reads.at[i].bytes, &full);
+    for (int i = 0; i < other.writes.count; i++) writes.add(other.writes.at[i].p, other.writes.at[i].bytes, &full);
+    full = full || other.full;
+}
+
+/* A cache is known by its address alone: its extent is nowhere in the arguments. */
+static void traffic_of(const StepInstruction *in, const weft_cuda_context *context, StepTraffic *t)
+{
+    auto reads = [&](const void *p, int64_t rows, int64_t stride, int64_t cols, weft_dtype dtype) { t->reads.add(p, rows_bytes(rows, stride, cols, dtype), &t->full); };
+    auto writes = [&](const void *p, int64_t rows, int64_t stride, int64_t cols, weft_dtype dtype) { t->writes.add(p, rows_bytes(rows, stride, cols, dtype), &t->full); };
+    auto keeps = [&](const weft_kv_write_args &a) {
+        t->writes.add(a.k_cache, 1, &t->full);
+        t->writes.add(a.v_cache, 1, &t->full);
+    };
+    auto norm = [&](const weft_rms_norm_args &a) {
+        reads(a.x, a.rows, a.x_stride, a.cols, a.dtype);
+        reads(a.residual, a.rows, a.residual_stride, a.cols, a.dtype);
+        writes(a.y, a.rows, a.y_stride, a.cols, a.dtype);
+    };
+    t->clear();
+    switch (in->kind) {
+    case STEP_PRODUCT: {
+        const StepProduct &p = in->product;
+        const weft_linear_args &a = p.linear;
+        if (p.has_norm) norm(p.norm);
+        else reads(a.x, a.tokens, a.x_stride, a.k, a.x_dtype);
+        writes(a.y, a.tokens, a.y_stride, a.n, a.y_dtype);
+        if (p.pairs == PAIRS_SILU) writes(p.silu.y, p.silu.rows, p.silu.y_stride, p.silu.cols, p.silu.dtype);
+        if (p.has_kv) keeps(p.kv);
+        break;
+    }
+    case STEP_ATTENTION: {
+        const weft_attention_args &a = in->attention;
+        reads(a.q, a.tokens, a.q_stride, (int64_t)a.num_heads * a.head_dim, a.dtype);
+        if (a.keys == WEFT_KEYS_NEW) {
+            reads(a.k, a.tokens, a.k_stride, (int64_t)a.num_kv_heads * a.head_dim, a.kv_dtype);
+            reads(a.v, a.tokens, a.v_stride, (int64_t)a.num_kv_heads * a.head_dim_v, a.kv_dtype);
+        } else t->reads.add(a.k, 1, &t->full), t->reads.add(a.v, 1, &t->full);
+        writes(a.out, a.tokens, a.out_stride, (int64_t)a.num_heads * a.head_dim_v, a.dtype);
+        writes(a.lse, a.tokens, a.num_heads, a.num_heads, WEFT_F32);
+        t->writes.add(context->workspace, 1, &t->full);
+        break;
+    }
+    case STEP_EMBEDDING: writes(in->embedding.y, in->embedding.tokens, in->embedding.hidden, in->embedding.hidden, in->embedding.y_dtype); break;
+    case STEP_GATHER:
+        reads(in->gather.x, in->gather.x_rows, in->gather.x_stride, in->gather.cols, in->gather.dtype);
+        writes(in->gather.y, in->gather.count, in->gather.y_stride, in->gather.cols, in->gather.dtype);
+        break;
+    case STEP_NORM:
+        norm(in->norm);
+        writes(in->norm.residual, in->norm.rows, in->norm.residual_stride, in->norm.cols, in->norm.dtype);
+        break;
+    case STEP_SILU:
+        reads(in->silu.x, in->silu.rows, in->silu.x_stride, 2 * in->silu.cols, in->silu.dtype);
+        writes(in->silu.y, in->silu.rows, in->silu.y_stride, in->silu.cols, in->silu.dtype);
+        break;
+    case STEP_ADD:
+        reads(in->add.a, in->add.rows, in->add.a_stride, in->add.cols, in->add.dtype);
+        reads(in->add.b, in->add.rows, in->add.b_stride, in->add.cols, in->add.dtype);
+        writes(in->add.y, in->add.rows, in->add.y_stride, in->add.cols, in->add.dtype);
+        break;
+    case STEP_ROPE: writes(in->rope.x, in->rope.tokens, in->rope.token_stride, in->rope.heads * in->rope.head_dim, in->rope.dtype); break;
+    case STEP_KV_WRITE:
+        reads(in->kv.k, in->kv.tokens, in->kv.k_stride, in->kv.num_kv_heads * in->kv.head_dim, in->kv.dtype);
+        reads(in->kv.v, in->kv.tokens, in->kv.v_stride, in->kv.num_kv_heads * in->kv.head_dim_v, in->kv.dtype);
+        keeps(in->kv);
+        break;
+    case STEP_END: break;
+    }
+}
+
+/* Copies `from` to `to` with waits put in; the number of instructions, or -1 when they do not fit. */
+int StepList::arrange(StepInstruction *to, int room) const
+{
+    StepTraffic since, next, late;
+    since.clear(), late.clear();
+    int made = 0;
+    for (int i = 0; i < count; i++) {
+        StepInstruction in = list[i];
+        traffic_of(&in, context, &next);
+        const bool sum = in.kind == STEP_PRODUCT && in.product.has_norm && in.product.norm.residual != NULL;
+        const bool pending = late.writes.count > 0;
+        bool wait = since.before(next) || (pending && (sum || late.before(next)));
+        if (wait && pending && late.before(next)) { /* written behind one wait, read behind another */
+            if (made == room) return -1;
+            memset(&to[made], 0, sizeof to[made]);
+            to[made].kind = STEP_END, to[made++].wait = 1;
+            since = late, late.clear();
+        } else if (wait) since = late, late.clear();
+        in.wait = wait;
+        in.late = sum;
+        if (made == room) return -1;
+        to[made++] = in;
+        since.join(next);
+        if (sum) late.writes.add(in.product.norm.residual, rows_bytes(in.product.norm.rows, in.product.norm.residual_stride, in.product.norm.cols, in.product.norm.dtype), &late.full);
+    }
+    if (late.writes.count > 0) {
+        if (made == room) return -1;
+        memset(&to[made], 0, sizeof to[made]);
+        to[made].kind = STEP_END, to[made++].wait = 1;
+    }
+    return made;
+}
+
+} // namespace weft

@@ -1,0 +1,280 @@
+/* kernels/cuda/step_run.cu - the persistent kernel of a decode step (step.cuh). */
+#include "kernels/cuda/step_product.cuh"
+#include "kernels/cuda/step_rows.cuh"
+
+namespace weft {
+
+enum { STEP_WORDS = (int)(sizeof(StepInstruction) / 8), STEP_THREADS = STEP_WARPS * 32 };
+static_assert(sizeof(StepInstruction) % 8 == 0 && STEP_WORDS <= STEP_THREADS, "instructions are copied in words, one a thread");
+
+/* Shared memory: ring | fixed | input | held | cos and sin | sums, from a multiple of 1024 on. */
+struct StepSizes {
+    int fixed, x, held, cos_sin, sums;
+};
+
+/* What every block keeps behind its ring. What lives from one instruction to the next is here, and the
+ * parts of the kernel are functions that are not inlined: with this much shared memory there is hardly an
+ * L1 left, so a register that the compiler keeps in local memory costs a way to the L2. */
+struct StepFixed {
+    StepInstruction list[2]; /* this instruction and the next */
+    int64_t pages[STEP_TOKENS];
+    int positions[STEP_TOKENS];
+    StepProgram program;
+    StepRing ring;
+    StepPlaces places;
+    StepPlace place;           /* of the ring, where the next product begins */
+    int turn;                  /* tiles so far */
+    int at;                    /* in the list */
+    int late;                  /* a residual sum is held: that of late_norm */
+    unsigned long long target; /* arrivals at the next wait; thread 0's */
+    weft_rms_norm_args late_norm;
+    alignas(8) unsigned long long full[STEP_MOST_PLACES], empty[STEP_MOST_PLACES], summed[STEP_SUMS], finished[STEP_SUMS];
+};
+
+#ifdef WEFT_HOPPER
+
+/* Until all blocks are here; what they wrote before is seen behind it. */
+__device__ __forceinline__ void step_wait(StepFixed &fixed)
+{
+    step_sync_all();
+    if (step_thread() == 0) {
+        unsigned long long seen, target = fixed.target, *arrivals = fixed.program.arrivals;
+        int spins = 0;
+        if (target == 0) {
+            asm volatile("atom.add.release.gpu.global.u64 %0, [%1], %2;" : "=l"(seen) : "l"(arrivals), "l"(1ull) : "memory");
+            target = (seen / gridDim.x + 1) * gridDim.x;
+        } else asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(arrivals), "l"(1ull) : "memory");
+        do {
+            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(arrivals) : "memory");
+            if (++spins > 1 << 23) __trap();
+        } while (seen < target);
+        asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(arrivals) : "memory");
+        fixed.target = target + gridDim.x;
+    }
+    step_sync_all();
+}
+
+/* The gains of a norm, which the step does not write: into the L2 while the blocks wait. */
+__device__ __forceinline__ void step_ahead(const StepInstruction &in)
+{
+    if (in.kind != STEP_PRODUCT || !in.product.has_norm) return;
+    const int at = 128 * ((int)blockIdx.x + (int)gridDim.x * step_thread()); /* a line each */
+    if (at < (int)in.product.norm.cols * 2) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)in.product.norm.gain + at));
+}
+
+/* The shares of a residual sum that wait in shared memory. */
+template <class T> __device__ __forceinline__ void step_put_held(const weft_rms_norm_args &n, const char *held)
+{
+    const StepPacks mine = step_mine((int)n.cols / 8);
+    const int each = mine.end - mine.first;
+    for (int i = step_thread(); i < (int)n.rows * each; i += STEP_THREADS)
+        *(uint4 *)((T *)n.residual + i / each * n.residual_stride + 8 * (mine.first + i % each)) = *(const uint4 *)(held + 16 * i);
+}
+
+/* Before an instruction that must not begin sooner. */
+template <class T> __device__ __forceinline__ void step_enter(StepFixed &fixed, const StepInstruction &in)
+{
+    if (!in.wait) return;
+    step_ahead(in);
+    step_wait(fixed);
+    if (!fixed.late) return;
+    step_put_held<T>(fixed.late_norm, fixed.places.held);
+    step_sync();
+    if (step_thread() == 0) fixed.late = 0;
+}
+
+/* Not inlined, as the small operations: their registers are not the products'. */
+template <class T> __device__ __noinline__ void step_attention(StepFixed &fixed, const StepInstruction &in)
+{
+    const weft_attention_args &a = in.attention;
+    DecodeShared<STEP_HEAD_DIM, 1, STEP_WARPS> &s = *(DecodeShared<STEP_HEAD_DIM, 1, STEP_WARPS> *)fixed.places.x;
+    Split split;
+    split.row_tiles = in.row_tiles, split.splits = in.parts;
+    split.counters = fixed.program.counters;
+    split.stats = (float2 *)fixed.program.partial;
+    split.partial = (float *)(split.stats + (int64_t)a.requests * a.num_kv_heads * in.row_tiles * in.parts * 8);
+    const int jobs = (int)a.requests * a.num_kv_heads * in.row_tiles * in.parts;
+    bool entered = false;
+    auto enter = [&] {
+        if (!entered) step_enter<T>(fixed, in);
+        entered = true;
+    };
+    for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
+        const int part = job % in.parts, item = job / in.parts, tile = item % in.row_tiles, head = item / in.row_tiles % a.num_kv_heads;
+        if (job != (int)blockIdx.x) step_sync();
+        attend_split<T, STEP_HEAD_DIM, 1, STEP_WARPS>(a, split, tile, part, head, item / in.row_tiles / a.num_kv_heads, s, enter);
+    }
+    enter();
+    for (int64_t t = a.query_start_loc[a.requests] + blockIdx.x; t < a.tokens; t += gridDim.x) { /* padding */
+        for (int i = threadIdx.x; i < a.num_heads * a.head_dim_v; i += STEP_THREADS) ((T *)a.out)[t * a.out_stride + i] = narrow<T>(0.0f);
+        for (int h = threadIdx.x; a.lse != nullptr && h < a.num_heads; h += STEP_THREADS) a.lse[t * a.num_heads + h] = minus_inf();
+    }
+}
+
+template <class T> __device__ __noinline__ void step_rows(const StepInstruction &in, float *sums)
+{
+    switch (in.kind) {
+    case STEP_EMBEDDING: step_embedding(in.embedding); break;
+    case STEP_GATHER: step_gather<T>(in.gather); break;
+    case STEP_NORM: step_norm<T>(in.norm, sums); break;
+    case STEP_SILU: step_silu<T>(in.silu); break;
+    case STEP_ADD: step_add<T>(in.add); break;
+    case STEP_ROPE: step_rope<T>(in.rope); break;
+    case STEP_KV_WRITE: step_kv_write<T>(in.kv); break;
+    default: break;
+    }
+}
+
+template <class T, bool FP8, bool FAR> __device__ __noinline__ void step_product(StepFixed &fixed, const StepInstruction &in)
+{
+    const StepProduct &p = in.product;
+    StepScales scales;
+    if (FP8) scales.prepare(p, step_first_tile(p.first));
+    step_enter<T>(fixed, in);
+    StepInput<T>::take(p, fixed.places);
+    StepPlace place = fixed.place;
+    int turn = fixed.turn;
+    step_sync_all();
+    step_tiles<T, FP8, FAR>(p, fixed.ring, place, turn, scales, fixed.places);
+    if (step_thread() != 0) return;
+    fixed.place = place, fixed.turn = turn; /* read behind the next two syncs */
+    if (in.late) fixed.late = 1, fixed.late_norm = p.norm;
+}
+
+template <class T> __device__ __noinline__ void step_other(StepFixed &fixed, const StepInstruction &in)
+{
+    if (in.kind == STEP_ATTENTION) {
+        step_attention<T>(fixed, in);
+    } else {
+        step_enter<T>(fixed, in);
+        step_rows<T>(in, fixed.places.sums);
+    }
+}
+
+/* The list, by the warps that compute. Calls leave nothing in registers, so the loop has nothing there. */
+template <class T> __device__ __forceinline__ void step_work(char *memory, int fixed_at)
+{
+    for (;;) {
+        StepFixed &fixed = *(StepFixed *)(memory + step_anew((uint32_t)fixed_at));
+        const int i = *(volatile int *)&fixed.at, count = fixed.program.count, word = step_thread();
+        if (i >= count) return;
+        const StepInstruction &in = fixed.list[i & 1];
+        if (word < STEP_WORDS && i + 1 < count)
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address((const uint64_t *)&fixed.list[(i + 1) & 1] + word)),
+                         "l"((const uint64_t *)(fixed.program.list + i + 1) + word)
+                         : "memory");
+        if (in.kind != STEP_PRODUCT) step_other<T>(fixed, in);
+        else if (in.product.linear.w_dtype == WEFT_F8E4M3)
+            in.product.far ? step_product<T, true, true>(fixed, in) : step_product<T, true, false>(fixed, in);
+        else in.product.far ? step_product<T, false, true>(fixed, in) : step_product<T, false, false>(fixed, in);
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        step_sync(); /* all have read where the list is */
+        if (step_thread() == 0) ((StepFixed *)(memory + step_anew((uint32_t)fixed_at)))->at++;
+        step_sync_all();
+    }
+}
+
+/* The list, by the warp that finishes tiles. */
+template <class T> __device__ __forceinline__ void step_finish_all(StepFixed &fixed)
+{
+    const int count = fixed.program.count;
+    int turn = 0;
+    for (int i = 0; i < count; i++) {
+        const StepInstruction &in = fixed.list[i & 1];
+        if (in.wait) step_sync_all(), step_sync_all();
+        if (in.kind == STEP_PRODUCT) {
+            StepFinish<T> finish;
+            finish.begin(in.product, fixed.places);
+            step_sync_all();
+            step_finish<T>(in.product, finish, fixed.ring.summed, fixed.ring.finished, turn, fixed.places.sums);
+        }
+        step_sync_all();
+    }
+}
+
+#endif
+
+template <class T> __global__ void __launch_bounds__(STEP_THREADS + 64, 1) step_kernel(const StepProgram program, const StepSizes sizes)
+{
+#ifdef WEFT_HOPPER
+    extern __shared__ __align__(1024) char memory[];
+    StepFixed &fixed = *(StepFixed *)(memory + sizes.fixed);
+    if (threadIdx.x < STEP_WORDS) ((uint64_t *)&fixed.list[0])[threadIdx.x] = ((const uint64_t *)program.list)[threadIdx.x];
+    if (threadIdx.x == 0) {
+        fixed.program = program;
+        fixed.ring = {shared_address(memory), shared_address(fixed.full), shared_address(fixed.empty), shared_address(fixed.summed), shared_address(fixed.finished), program.places};
+        fixed.places = {memory + sizes.x, memory + sizes.held, (float *)(memory + sizes.cos_sin), (float *)(memory + sizes.sums), fixed.pages, fixed.positions};
+        fixed.place = {0, 0};
+        fixed.turn = fixed.late = fixed.at = 0;
+        fixed.target = 0;
+        for (int i = 0; i < program.places; i++) barrier_init(shared_address(&fixed.full[i]), 1), barrier_init(shared_address(&fixed.empty[i]), 1);
+        for (int i = 0; i < STEP_SUMS; i++) barrier_init(shared_address(&fixed.summed[i]), STEP_WARPS), barrier_init(shared_address(&fixed.finished[i]), 1);
+        barriers_ready();
+    }
+    __syncthreads();
+    if (threadIdx.x < STEP_THREADS) step_work<T>(memory, sizes.fixed);
+    else if (threadIdx.x < STEP_THREADS + 32) step_finish_all<T>(fixed);
+    else if (threadIdx.x == STEP_THREADS + 32) step_feed(program, fixed.ring);
+#endif
+}
+
+/* ---- host side ---- */
+
+static size_t align_up(size_t bytes) { return (bytes + 127) & ~(size_t)127; }
+
+size_t step_room() { return STEP_SHARED - align_up(sizeof(StepFixed)) - 1024; }
+
+bool step_possible(int device, int blocks)
+{
+    int major = 0, shared = 0, sms = 0;
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    (void)cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    (void)cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    cudaFuncAttributes code = {};
+    if (cudaFuncGetAttributes(&code, step_kernel<bf16>) != cudaSuccess) (void)cudaGetLastError();
+    return major == 9 && code.binaryVersion == 90 && shared >= STEP_SHARED && blocks <= sms;
+}
+
+void step_launch(const StepProgram &program, int blocks, weft_dtype dtype, void *stream)
+{
+    StepSizes sizes;
+    sizes.fixed = program.places * STEP_PIECE_BYTES;
+    sizes.x = sizes.fixed + (int)align_up(sizeof(StepFixed));
+    sizes.held = sizes.x + (int)align_up((size_t)program.x_bytes);
+    sizes.cos_sin = sizes.held + (int)align_up((size_t)program.held_bytes);
+    sizes.sums = sizes.cos_sin + (int)align_up((size_t)program.cos_sin_bytes);
+    const int bytes = sizes.sums + (int)align_up((size_t)program.sums_bytes);
+    void (*kernel)(const StepProgram, const StepSizes) = dtype == WEFT_BF16 ? step_kernel<bf16> : step_kernel<__half>;
+    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = (unsigned)blocks;
+    config.blockDim = STEP_THREADS + 64;
+    config.dynamicSmemBytes = (size_t)bytes;
+    config.stream = (cudaStream_t)stream;
+    cudaLaunchAttribute together = {}; /* all blocks at once, or none */
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    config.attrs = &together;
+    config.numAttrs = 1;
+    (void)cudaLaunchKernelEx(&config, kernel, program, sizes);
+}
+
+typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                           const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+bool step_map(CUtensorMap *map, const void *w, int64_t rows, int64_t row_bytes, int64_t stride_bytes)
+{
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    if (found != cudaDriverEntryPointSuccess) return false;
+    const cuuint64_t sizes[] = {128, (cuuint64_t)rows, (cuuint64_t)row_bytes / 128}, strides[] = {(cuuint64_t)stride_bytes, 128};
+    const cuuint32_t box[] = {128, 8, STEP_PIECE / 128}, steps[] = {1, 1, 1};
+    return ((Encode)function)(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, (void *)w, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+} // namespace weft
