@@ -61,7 +61,7 @@ __device__ __forceinline__ void step_barrier_wait(uint32_t barrier, uint32_t par
                      : "=r"(over)
                      : "r"(barrier), "r"(parity)
                      : "memory");
-        if (spins > 1 << 22) __trap();
+        if (spins > 1 << 26) __trap();
     }
 }
 

@@ -46,7 +46,7 @@ __device__ __forceinline__ void step_wait(StepFixed &fixed)
         } else asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(arrivals), "l"(1ull) : "memory");
         do {
             asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(arrivals) : "memory");
-            if (++spins > 1 << 23) __trap();
+            if (++spins > 1 << 26) __trap();
         } while (seen < target);
         asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(arrivals) : "memory");
         fixed.target = target + gridDim.x;
@@ -231,7 +231,9 @@ bool step_possible(int device, int blocks)
     (void)cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     (void)cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     cudaFuncAttributes code = {};
-    if (cudaFuncGetAttributes(&code, step_kernel<bf16>) != cudaSuccess) (void)cudaGetLastError();
+    /* Both: loading is not left to a capture. */
+    if (cudaFuncGetAttributes(&code, step_kernel<__half>) != cudaSuccess || cudaFuncGetAttributes(&code, step_kernel<bf16>) != cudaSuccess)
+        (void)cudaGetLastError();
     return major == 9 && code.binaryVersion == 90 && shared >= STEP_SHARED && blocks <= sms;
 }
 

@@ -221,5 +221,6 @@ void check_fused(void)
         {7, 4, 96, 6, 3, 32, 160, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0},
         {1, 1, 100, 2, 1, 20, 130, 30, WEFT_BF16, WEFT_BF16, 0, 1, 0},
     };
-    for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++) layers(&shapes[i], i);
+    for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
+        if (!check_skips()) layers(&shapes[i], i);
 }
