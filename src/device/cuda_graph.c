@@ -34,10 +34,10 @@ static void destroy(weft_object *object)
     free(graph);
 }
 
-/* The recorder of operations that run together. */
+/* The recorder of operations that run together. Without memory for it they are launched one by one. */
 static weft_status begin_together(weft_cuda *cuda)
 {
-    WEFT_TRY(weft_cuda_alloc(cuda, WEFT_FUSED_BYTES, &cuda->fused_memory));
+    if (weft_cuda_alloc(cuda, WEFT_FUSED_BYTES, &cuda->fused_memory) != WEFT_OK) return WEFT_OK;
     weft_status status = weft_fused_begin(&cuda->fused, cuda->kernels, cuda->fused_memory, 0, cuda->stream);
     if (status == WEFT_OK) return WEFT_OK;
     weft_cuda_retire(cuda, cuda->fused_memory, WEFT_FUSED_BYTES);
