@@ -16,28 +16,33 @@ function jobs.generate(engine, _, prompts)
   return { ids = lists, graphs = graphs }
 end
 
---- Requests that join and leave for at least `steps` steps: a checksum of all ids, and what memory did.
-function jobs.churn(engine, _, steps)
-  local state, submitted, sum, done = 12345, 0, 0, 0
+--- `count` requests that join while others run and leave: a checksum of all ids, and what memory did. A request
+-- follows from its number, and the sum from what each drew: not from when it came and went.
+function jobs.churn(engine, _, count)
+  local state, submitted, sum, done = 0, 0, 0, 0
   local function random(n)
     state = (state * 1103515245 + 12345) % 2147483648
     return math.floor(state / 65536) % n
   end
   local function submit()
+    submitted = submitted + 1
+    state = submitted * 7919
     local ids = {}
     for i = 1, 1 + random(60) do ids[i] = random(engine.vocab_size) end
-    submitted = submitted + 1
     engine:submit { prompt_ids = ids, max_tokens = 1 + random(60), ignore_eos = true, temperature = submitted % 3 == 0 and 0.8 or 0,
       seed = submitted, on_finish = function(request)
-        for i, id in ipairs(request.output_ids) do sum = (sum * 31 + id * i + request.number) % 2147483647 end
-        done = done + 1
+        local mine = request.number
+        for i, id in ipairs(request.output_ids) do mine = (mine * 31 + id * i) % 2147483647 end
+        sum, done = (sum + mine) % 2147483647, done + 1
       end }
   end
-  local first
-  for step = 1, steps do
-    if #engine.running + #engine.waiting < 1 + random(7) then submit() end
+  for _ = 1, 10 do submit() end -- more at once than ever behind: the largest steps come first
+  local first, step = nil, 0
+  while submitted < count do
+    step = step + 1
+    if #engine.running + #engine.waiting < 1 + step * step % 7 then submit() end
     engine:step()
-    if step == math.floor(steps / 2) then first = core.memory() end
+    if submitted >= count / 2 then first = first or core.memory() end
   end
   engine:run()
   local last = core.memory()
@@ -146,7 +151,7 @@ end
 local function join_and_leave()
   local function churn(eager)
     return runtime.launch({ model = folder .. "/demo_llama", device = "cuda", dtype = "float32", cache_tokens = 4096, eager = eager },
-      "gpu_check", "churn", 1000)
+      "gpu_check", "churn", 200)
   end
   local graphs, eager = churn(), churn(true)
   local same_sums = graphs.sum == eager.sum and graphs.done == eager.done

@@ -3,15 +3,17 @@
 --
 -- ms: the median of a step, with the digits that bench.md shows (told: what it shows instead). by: what
 -- measured it. flags: the plan.
+local minimax = { name = "MiniMax-M2.5", config = "MiniMaxAI--MiniMax-M2.5" }
 local llama = { name = "Llama-3.1-8B", config = "meta-llama--Meta-Llama-3.1-8B" }
 
 return {
   machine = "h200",
   steps = {
-    { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 1, context = 1024, ms = "4.36", by = "weft bench" },
+    { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 1, context = 1024, ms = "4.45", by = "weft bench" },
     { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 8, context = 1024, ms = "5.52", by = "weft bench" },
     { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 32, context = 1024, ms = "6.29", by = "weft bench" },
     { model = llama, dtype = "fp8", flags = "-tp 1", batch = 1, context = 1024, ms = "3.38", by = "weft bench" },
-    { model = llama, dtype = "bfloat16", flags = "-tp 2", batch = 1, context = 1024, ms = "2.90", by = "weft bench" },
+    { model = llama, dtype = "bfloat16", flags = "-tp 2", batch = 1, context = 1024, ms = "2.80", by = "weft bench" },
+    { model = minimax, dtype = "fp8", flags = "-tp 2", batch = 1, context = 1024, ms = "4.78", by = "weft bench" },
   },
 }
