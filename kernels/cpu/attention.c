@@ -12,7 +12,7 @@
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/pages.h"
 
-enum { KEY_TILE = 64, ITEM_PANELS = 4, MAX_HEAD_DIM = 256 };
+enum { KEY_TILE = 64, ITEM_PANELS = 4 };
 
 /* ---- keys ---- */
 
@@ -301,22 +301,6 @@ static size_t plan_splits(attention_job *job, int threads)
 
 /* ---- checks ---- */
 
-static weft_status check_heads(const weft_attention_args *a)
-{
-    if (a->num_heads < 0 || a->num_kv_heads < 0 || a->group_size < 1 || a->first_head < 0 || a->first_kv_head < 0 || a->window < 0)
-        return weft_fail(WEFT_INVALID, "attention: heads %d, KV heads %d, group size %d, first heads %d and %d, window %d", a->num_heads,
-                         a->num_kv_heads, a->group_size, a->first_head, a->first_kv_head, a->window);
-    if (a->head_dim < 1 || a->head_dim > MAX_HEAD_DIM || a->head_dim_v < 1 || a->head_dim_v > MAX_HEAD_DIM)
-        return weft_fail(WEFT_INVALID, "attention: head_dim must be from 1 to %d, got %d and %d", MAX_HEAD_DIM, a->head_dim, a->head_dim_v);
-    if (a->num_heads == 0) return WEFT_OK;
-    int64_t low = a->first_head / a->group_size - a->first_kv_head;
-    int64_t high = ((int64_t)a->first_head + a->num_heads - 1) / a->group_size - a->first_kv_head;
-    if (low < 0 || high >= a->num_kv_heads)
-        return weft_fail(WEFT_INVALID, "attention: heads %d to %d need KV heads %" PRId64 " to %" PRId64 " of %d here", a->first_head,
-                         a->first_head + a->num_heads - 1, low, high, a->num_kv_heads);
-    return WEFT_OK;
-}
-
 /* Every page that a request's keys lie in has a block. */
 static weft_status check_blocks(const weft_attention_args *a)
 {
@@ -339,7 +323,7 @@ static weft_status check(const weft_attention_args *a)
     WEFT_TRY(weft__check_sizes("attention", "tokens, requests", sizes, 2));
     WEFT_TRY(weft__check_float("attention", "q and out", a->dtype));
     WEFT_TRY(weft__check_float("attention", "k and v", a->kv_dtype));
-    WEFT_TRY(check_heads(a));
+    WEFT_TRY(weft__check_heads(a));
     if (a->requests == 0) return WEFT_OK;
     WEFT_TRY(weft__check_ragged("attention", a->query_start_loc, a->seq_lens, a->requests, a->tokens));
     if (a->keys == WEFT_KEYS_NEW) return WEFT_OK;

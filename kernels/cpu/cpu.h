@@ -91,6 +91,14 @@ weft_status weft__check_float(const char *op, const char *name, weft_dtype dtype
 weft_status weft__check_ragged(const char *op, const int32_t *query_start_loc, const int32_t *seq_lens, int64_t requests,
                                int64_t tokens);
 weft_status weft__check_pages(const char *op, const weft_page_layout *pages);
+/* Of single operations, what both devices ask alike. */
+enum { WEFT_MAX_HEAD_DIM = 256, WEFT_MAX_EXPERTS = 65536 };
+weft_status weft__check_heads(const weft_attention_args *a);
+weft_status weft__check_linear(const weft_linear_args *a);
+weft_status weft__check_group_norm(const weft_group_norm_args *a, int apply);
+weft_status weft__check_router(const weft_router_args *a);
+/* name: "gate and up" or "down"; columns: of the matrix; dtype: of its weights. */
+weft_status weft__check_expert_matrix(const weft_expert_matrix *m, const char *name, int64_t columns, weft_dtype dtype);
 
 /* Row-wise work goes through float32 blocks of this many elements on the stack. */
 enum { WEFT_BLOCK = 1024 };

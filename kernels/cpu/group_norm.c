@@ -46,16 +46,6 @@ static void apply_rows(void *context, int part, int parts)
     }
 }
 
-static weft_status check(const weft_group_norm_args *a, int apply)
-{
-    const int64_t sizes[] = {a->rows, a->cols};
-    WEFT_TRY(weft__check_sizes("group_norm", "rows, cols", sizes, 2));
-    WEFT_TRY(weft__check_float("group_norm", "x", a->dtype));
-    if (apply) WEFT_TRY(weft__check_float("group_norm", "gain", a->gain_dtype));
-    if (apply && a->world < 1) return weft_fail(WEFT_INVALID, "group_norm: a group has at least 1 rank, got %d", a->world);
-    return WEFT_OK;
-}
-
 static weft_pool *pool_for(const weft_group_norm_args *a, weft_pool *pool)
 {
     return a->rows * a->cols < 32768 ? NULL : pool;
@@ -63,7 +53,7 @@ static weft_pool *pool_for(const weft_group_norm_args *a, weft_pool *pool)
 
 weft_status weft_group_norm_sums_cpu(const weft_group_norm_args *a, weft_pool *pool)
 {
-    WEFT_TRY(check(a, 0));
+    WEFT_TRY(weft__check_group_norm(a, 0));
     norm_job job = {a, weft__isa()};
     if (a->rows > 0) weft_pool_run(pool_for(a, pool), sum_rows, &job);
     return WEFT_OK;
@@ -71,7 +61,7 @@ weft_status weft_group_norm_sums_cpu(const weft_group_norm_args *a, weft_pool *p
 
 weft_status weft_group_norm_apply_cpu(const weft_group_norm_args *a, weft_pool *pool)
 {
-    WEFT_TRY(check(a, 1));
+    WEFT_TRY(weft__check_group_norm(a, 1));
     norm_job job = {a, weft__isa()};
     if (a->rows > 0 && a->cols > 0) weft_pool_run(pool_for(a, pool), apply_rows, &job);
     return WEFT_OK;

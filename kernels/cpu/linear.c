@@ -283,26 +283,9 @@ static int library_takes(const weft_linear_args *a, const weft_isa_table *isa)
            weft__onednn_has_bf16();
 }
 
-static weft_status check(const weft_linear_args *a)
-{
-    const int64_t sizes[] = {a->tokens, a->n, a->k, a->x_stride, a->w_stride, a->y_stride, a->scale_col_phase};
-    WEFT_TRY(weft__check_sizes("linear", "tokens, n, k, x_stride, w_stride, y_stride, scale_col_phase", sizes, 7));
-    WEFT_TRY(weft__check_float("linear", "x", a->x_dtype));
-    WEFT_TRY(weft__check_float("linear", "y", a->y_dtype));
-    if (a->bias != NULL) WEFT_TRY(weft__check_float("linear", "bias", a->bias_dtype));
-    if (a->w_dtype != WEFT_F8E4M3) return weft__check_float("linear", "w", a->w_dtype);
-    if (a->scale == NULL || a->scale_row == NULL)
-        return weft_fail(WEFT_INVALID, "linear: float8_e4m3 weights need scale and scale_row");
-    int64_t columns = (a->scale_col_phase + a->k + 127) / 128;
-    if (a->k > 0 && a->scale_stride < columns)
-        return weft_fail(WEFT_INVALID, "linear: %" PRId64 " columns from phase %" PRId64 " need %" PRId64
-                         " scales a row, there are %" PRId64, a->k, a->scale_col_phase, columns, a->scale_stride);
-    return WEFT_OK;
-}
-
 weft_status weft_linear_cpu(const weft_linear_args *a, weft_pool *pool)
 {
-    WEFT_TRY(check(a));
+    WEFT_TRY(weft__check_linear(a));
     if (a->tokens == 0 || a->n == 0) return WEFT_OK;
     const weft_isa_table *isa = weft__isa();
     if (a->k > 0 && library_takes(a, isa)) return library_product(a, isa, pool);

@@ -4,8 +4,6 @@
 
 #include "kernels/cpu/cpu.h"
 
-enum { MOST_EXPERTS = 65536 };
-
 /* Scores of one row; those that are no finite number are 0. */
 static void score_row(const weft_router_args *a, const float *logits, float *score)
 {
@@ -85,13 +83,7 @@ static void route_rows(void *context, int part, int parts)
 
 weft_status weft_router_cpu(const weft_router_args *a, weft_pool *pool)
 {
-    const int64_t sizes[] = {a->tokens, a->experts, a->logits_stride, a->top_k};
-    WEFT_TRY(weft__check_sizes("router", "tokens, experts, logits_stride, top_k", sizes, 4));
-    if (a->experts < 1 || a->experts > MOST_EXPERTS)
-        return weft_fail(WEFT_INVALID, "router: from 1 to %d experts, got %" PRId64, MOST_EXPERTS, a->experts);
-    if (a->top_k < 1 || a->top_k > a->experts)
-        return weft_fail(WEFT_INVALID, "router: cannot choose %" PRId64 " of %" PRId64 " experts", a->top_k, a->experts);
-    if ((unsigned)a->scoring >= WEFT_ROUTER_SCORING_COUNT) return weft_fail(WEFT_INVALID, "router: unknown scoring %d", (int)a->scoring);
+    WEFT_TRY(weft__check_router(a));
     if (a->tokens == 0) return WEFT_OK;
     weft_pool *used = a->tokens * a->experts < 16384 ? NULL : pool;
     router_job job = {.args = a, .part_floats = a->experts + (a->experts + 3) / 4 + 16};

@@ -5,7 +5,7 @@
 
 namespace weft {
 
-enum { MAX_HEAD_DIM = 256, ANY_THREADS = 128, ANY_WARPS = ANY_THREADS / 32, DECODE_ROWS = 64 };
+enum { ANY_THREADS = 128, ANY_WARPS = ANY_THREADS / 32, DECODE_ROWS = 64 };
 
 __global__ void padding(const weft_attention_args a)
 {
@@ -18,7 +18,7 @@ __global__ void padding(const weft_attention_args a)
 __global__ void __launch_bounds__(ANY_THREADS) attend_any(const weft_attention_args a, int64_t token0)
 {
     dependency_wait();
-    __shared__ float q[MAX_HEAD_DIM], out[ANY_WARPS][MAX_HEAD_DIM], maxes[ANY_WARPS], sums[ANY_WARPS];
+    __shared__ float q[WEFT_MAX_HEAD_DIM], out[ANY_WARPS][WEFT_MAX_HEAD_DIM], maxes[ANY_WARPS], sums[ANY_WARPS];
     const int64_t t = token0 + blockIdx.y;
     const int h = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = a.head_dim, dim_v = a.head_dim_v;
     const int r = request_of(a.query_start_loc, a.requests, t);
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(ANY_THREADS) attend_any(const weft_attention_a
     visible(a, keys, (int)t - a.query_start_loc[r], low, high);
     for (int i = threadIdx.x; i < dim; i += ANY_THREADS) q[i] = load(a.q, a.dtype, t * a.q_stride + (int64_t)h * dim + i) * a.scale;
     __syncthreads();
-    float acc[MAX_HEAD_DIM / 32] = {}, max = minus_inf(), sum = 0.0f;
+    float acc[WEFT_MAX_HEAD_DIM / 32] = {}, max = minus_inf(), sum = 0.0f;
     for (int key0 = low + warp * 32; key0 < high; key0 += ANY_THREADS) {
         const int key = key0 + lane;
         float score = minus_inf();
@@ -49,18 +49,18 @@ __global__ void __launch_bounds__(ANY_THREADS) attend_any(const weft_attention_a
         max = next;
         sum = sum * ratio + warp_sum(p);
 #pragma unroll
-        for (int i = 0; i < MAX_HEAD_DIM / 32; i++) acc[i] *= ratio;
+        for (int i = 0; i < WEFT_MAX_HEAD_DIM / 32; i++) acc[i] *= ratio;
         for (int j = 0; j < 32 && key0 + j < high; j++) {
             const float weight = __shfl_sync(~0u, p, j);
             const int64_t row = __shfl_sync(~0u, row_v, j);
             if (weight == 0.0f || row < 0) continue;
 #pragma unroll
-            for (int i = 0; i < MAX_HEAD_DIM / 32; i++)
+            for (int i = 0; i < WEFT_MAX_HEAD_DIM / 32; i++)
                 if (32 * i + lane < dim_v) acc[i] += weight * load(a.v, a.kv_dtype, row + 32 * i + lane);
         }
     }
 #pragma unroll
-    for (int i = 0; i < MAX_HEAD_DIM / 32; i++) out[warp][32 * i + lane] = acc[i];
+    for (int i = 0; i < WEFT_MAX_HEAD_DIM / 32; i++) out[warp][32 * i + lane] = acc[i];
     if (lane == 0) maxes[warp] = max, sums[warp] = sum;
     __syncthreads();
     max = minus_inf(), sum = 0.0f;
@@ -84,29 +84,13 @@ void attention_any(const weft_attention_args *a, void *stream)
         launch(attend_any, dim3((unsigned)a->num_heads, (unsigned)least(65535, a->tokens - t)), ANY_THREADS, 0, stream, *a, t);
 }
 
-static weft_status check_heads(const weft_attention_args *a)
-{
-    if (a->num_heads < 0 || a->num_kv_heads < 0 || a->group_size < 1 || a->first_head < 0 || a->first_kv_head < 0 || a->window < 0)
-        return weft_fail(WEFT_INVALID, "attention: heads %d, KV heads %d, group size %d, first heads %d and %d, window %d", a->num_heads,
-                         a->num_kv_heads, a->group_size, a->first_head, a->first_kv_head, a->window);
-    if (a->head_dim < 1 || a->head_dim > MAX_HEAD_DIM || a->head_dim_v < 1 || a->head_dim_v > MAX_HEAD_DIM)
-        return weft_fail(WEFT_INVALID, "attention: head_dim must be from 1 to %d, got %d and %d", MAX_HEAD_DIM, a->head_dim, a->head_dim_v);
-    if (a->num_heads == 0) return WEFT_OK;
-    int64_t low = a->first_head / a->group_size - a->first_kv_head;
-    int64_t high = ((int64_t)a->first_head + a->num_heads - 1) / a->group_size - a->first_kv_head;
-    if (low < 0 || high >= a->num_kv_heads)
-        return weft_fail(WEFT_INVALID, "attention: heads %d to %d need KV heads %" PRId64 " to %" PRId64 " of %d here", a->first_head,
-                         a->first_head + a->num_heads - 1, low, high, a->num_kv_heads);
-    return WEFT_OK;
-}
-
 static weft_status check(const weft_attention_args *a)
 {
     const int64_t sizes[] = {a->tokens, a->requests, a->max_query_len, a->max_seq_len};
     WEFT_TRY(weft__check_sizes("attention", "tokens, requests, max_query_len, max_seq_len", sizes, 4));
     WEFT_TRY(weft__check_float("attention", "q and out", a->dtype));
     WEFT_TRY(weft__check_float("attention", "k and v", a->kv_dtype));
-    WEFT_TRY(check_heads(a));
+    WEFT_TRY(weft__check_heads(a));
     if (a->keys != WEFT_KEYS_NEW) WEFT_TRY(weft__check_pages("attention", &a->pages));
     if (a->requests > 65534) return weft_fail(WEFT_INVALID, "attention: %" PRId64 " requests, at most 65534 at once", a->requests);
     return WEFT_OK;

@@ -325,17 +325,6 @@ static void multiply(const Experts &w, const weft_expert_matrix &x, int64_t rows
     else by_float(w.a.w_dtype, [&](auto tag) { multiply_as<decltype(tag)>(m, segments, most_pairs, stream); });
 }
 
-static weft_status check_matrix(const weft_expert_matrix *m, const char *name, int64_t columns, weft_dtype dtype)
-{
-    if (dtype != WEFT_F8E4M3) return WEFT_OK;
-    if (m->scale == NULL || m->scale_row == NULL)
-        return weft_fail(WEFT_INVALID, "experts: float8_e4m3 weights of %s need scale and scale_row", name);
-    int64_t needed = (m->scale_col_phase + columns + 127) / 128;
-    if (m->scale_col_phase < 0 || m->scale_rows < 0 || (columns > 0 && m->scale_stride < needed))
-        return weft_fail(WEFT_INVALID, "experts: %s needs %" PRId64 " scales a row, there are %" PRId64, name, needed, m->scale_stride);
-    return WEFT_OK;
-}
-
 /* The parts of the workspace: none larger than weft_experts_workspace counts for the CPU. */
 static void lay_out(Experts *w)
 {
@@ -369,8 +358,8 @@ extern "C" weft_status weft_experts_cuda(const weft_experts_args *a, void *strea
     WEFT_TRY(weft__check_float("experts", "x", a->x_dtype));
     WEFT_TRY(weft__check_float("experts", "y", a->y_dtype));
     if (a->w_dtype != WEFT_F8E4M3) WEFT_TRY(weft__check_float("experts", "weights", a->w_dtype));
-    WEFT_TRY(check_matrix(&a->up, "gate and up", a->hidden, a->w_dtype));
-    WEFT_TRY(check_matrix(&a->down, "down", a->intermediate, a->w_dtype));
+    WEFT_TRY(weft__check_expert_matrix(&a->up, "gate and up", a->hidden, a->w_dtype));
+    WEFT_TRY(weft__check_expert_matrix(&a->down, "down", a->intermediate, a->w_dtype));
     if (a->tokens == 0 || a->hidden == 0) return WEFT_OK;
     Experts w = {};
     w.a = *a;

@@ -110,16 +110,6 @@ template <class T, int N> __global__ void group_apply(const weft_group_norm_args
 
 static unsigned threads_for(int64_t packs) { return (unsigned)least(1024, most(1, div_up(packs, 32)) * 32); }
 
-static weft_status check_group(const weft_group_norm_args *a, int apply)
-{
-    const int64_t sizes[] = {a->rows, a->cols};
-    WEFT_TRY(weft__check_sizes("group_norm", "rows, cols", sizes, 2));
-    WEFT_TRY(weft__check_float("group_norm", "x", a->dtype));
-    if (apply) WEFT_TRY(weft__check_float("group_norm", "gain", a->gain_dtype));
-    if (apply && a->world < 1) return weft_fail(WEFT_INVALID, "group_norm: a group has at least 1 rank, got %d", a->world);
-    return WEFT_OK;
-}
-
 } // namespace weft
 
 using namespace weft;
@@ -144,7 +134,7 @@ extern "C" weft_status weft_rms_norm_cuda(const weft_rms_norm_args *a, void *str
 
 extern "C" weft_status weft_group_norm_sums_cuda(const weft_group_norm_args *a, void *stream)
 {
-    WEFT_TRY(check_group(a, 0));
+    WEFT_TRY(weft__check_group_norm(a, 0));
     if (a->rows == 0) return WEFT_OK;
     by_float(a->dtype, [&](auto tag) {
         using T = decltype(tag);
@@ -158,7 +148,7 @@ extern "C" weft_status weft_group_norm_sums_cuda(const weft_group_norm_args *a, 
 
 extern "C" weft_status weft_group_norm_apply_cuda(const weft_group_norm_args *a, void *stream)
 {
-    WEFT_TRY(check_group(a, 1));
+    WEFT_TRY(weft__check_group_norm(a, 1));
     if (a->rows == 0 || a->cols == 0) return WEFT_OK;
     by_float(a->dtype, [&](auto tag) {
         using T = decltype(tag);

@@ -6,7 +6,7 @@
 
 namespace weft {
 
-enum { ROUTER_THREADS = 128, MOST_EXPERTS = 65536 };
+enum { ROUTER_THREADS = 128 };
 
 __device__ static float block_largest(float x)
 {
@@ -220,13 +220,7 @@ using namespace weft;
 
 extern "C" weft_status weft_router_cuda(const weft_router_args *a, void *stream)
 {
-    const int64_t sizes[] = {a->tokens, a->experts, a->logits_stride, a->top_k};
-    WEFT_TRY(weft__check_sizes("router", "tokens, experts, logits_stride, top_k", sizes, 4));
-    if (a->experts < 1 || a->experts > MOST_EXPERTS)
-        return weft_fail(WEFT_INVALID, "router: from 1 to %d experts, got %" PRId64, MOST_EXPERTS, a->experts);
-    if (a->top_k < 1 || a->top_k > a->experts)
-        return weft_fail(WEFT_INVALID, "router: cannot choose %" PRId64 " of %" PRId64 " experts", a->top_k, a->experts);
-    if ((unsigned)a->scoring >= WEFT_ROUTER_SCORING_COUNT) return weft_fail(WEFT_INVALID, "router: unknown scoring %d", (int)a->scoring);
+    WEFT_TRY(weft__check_router(a));
     if (a->tokens == 0) return WEFT_OK;
     launch_route(a, stream);
     return launched("router");
