@@ -1,7 +1,8 @@
 --- Machine profiles for `weft plan`: what one rank's device can do, as numbers.
 --
 -- machines.get("h200" | "h100" | "gb200-nvl72" | "cpu" | "FILE.lua") -> a checked profile; raises one line.
--- A file returns such a table; what it leaves out is taken from the profile named by its `base` (h200).
+-- A file returns such a table; what it leaves out is taken from the profile named by its `base` (h200), and
+-- `filled` = { from =, fields = } of the result says what that was.
 --
 --   name
 --   memory                 bytes of a device
@@ -95,6 +96,37 @@ local function wrong_number(place, values, keys, zero)
   end
 end
 
+local dtypes = { "float32", "bfloat16", "float16", "float8_e4m3" }
+local ops = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all" }
+
+local function set(...)
+  local result = {}
+  for _, name in ipairs { ... } do result[name] = true end
+  return result
+end
+
+-- Fields that a profile may have; those of a table within it by name.
+local known = {
+  name = true, base = true, memory = true, reserve = true, bandwidth = true, shared = true, link = true, domain = true, exchange = true,
+  share = { product = set(unpack(dtypes)), attention = true, experts = true }, flops = set(unpack(dtypes)), outer = set("link", "latency"),
+  latency = set("product", "attention", "experts", "kernel", "step"), collective = set(unpack(ops)), large = set("bytes", "latency"),
+}
+
+-- Refuses a field that no profile has: a misspelt one would be its base's in silence.
+local function check_fields(values, fields, place, from)
+  for key, value in pairs(values) do
+    if not fields[key] then
+      local names = {}
+      for name in pairs(fields) do names[#names + 1] = name end
+      table.sort(names)
+      fail("the machine %s: %s has no field '%s' (known: %s)", from, place and "its " .. place or "a machine", tostring(key), table.concat(names, ", "))
+    end
+    if type(fields[key]) == "table" and type(value) == "table" then
+      check_fields(value, fields[key], (place and place .. "." or "") .. key, from)
+    end
+  end
+end
+
 local function check(profile, from)
   local function demand(place, values, keys, zero)
     if type(values) ~= "table" then fail("the machine %s: %s is a table, got %s", from, place, type(values)) end
@@ -103,7 +135,6 @@ local function check(profile, from)
   end
   demand("", profile, { "memory", "bandwidth", "link", "domain" })
   demand("", profile, { "reserve" }, true)
-  local dtypes = { "float32", "bfloat16", "float16", "float8_e4m3" }
   demand("flops", profile.flops, dtypes)
   demand("share", profile.share, { "attention", "experts" })
   demand("share.product", profile.share.product, dtypes)
@@ -113,9 +144,16 @@ local function check(profile, from)
   demand("large", profile.large, { "bytes" })
   demand("large", profile.large, { "latency" }, true)
   demand("", profile, { "exchange" }, true)
-  for _, op in ipairs { "all_reduce", "all_gather", "reduce_scatter", "all_to_all" } do
-    demand("collective." .. op, profile.collective[op], { 1, 2 }, true)
+  if type(profile.collective) ~= "table" then fail("the machine %s: collective is a table, got %s", from, type(profile.collective)) end
+  for _, op in ipairs(ops) do demand("collective." .. op, profile.collective[op], { 1, 2 }, true) end
+  for name, value in pairs(profile.share.product) do
+    if value > 1 then fail("the machine %s: share.product.%s is a share of the bandwidth, at most 1, got %g", from, name, value) end
   end
+  for _, name in ipairs { "attention", "experts" } do
+    if profile.share[name] > 1 then fail("the machine %s: share.%s is a share of the bandwidth, at most 1, got %g", from, name, profile.share[name]) end
+  end
+  if profile.domain ~= math.floor(profile.domain) then fail("the machine %s: domain is a whole number of ranks, got %g", from, profile.domain) end
+  if type(profile.shared) ~= "boolean" and profile.shared ~= nil then fail("the machine %s: shared is true or false, got %s", from, tostring(profile.shared)) end
   return profile
 end
 
@@ -131,15 +169,34 @@ local function complete(profile, name)
   return profile
 end
 
+-- Fields of `known` that a file does not say, "latency.step" within tables, by name.
+local function left_out(values, fields, place)
+  local list = {}
+  for name, within in pairs(fields) do
+    if values[name] == nil then
+      if name ~= "base" and name ~= "name" and name ~= "shared" then list[#list + 1] = place .. name end
+    elseif type(within) == "table" and type(values[name]) == "table" then
+      for _, inner in ipairs(left_out(values[name], within, place .. name .. ".")) do list[#list + 1] = inner end
+    end
+  end
+  table.sort(list)
+  return list
+end
+
 local function from_file(path)
   local chunk, message = loadfile(path)
   if not chunk then fail("cannot read the machine: %s", message) end
   local ok, result = pcall(setfenv(chunk, setmetatable({}, { __index = _G })))
   if not ok then fail("the machine %s failed: %s", path, tostring(result)) end
   if type(result) ~= "table" then fail("the machine %s must return a table, got %s", path, type(result)) end
-  if result.base == nil then result.base = "h200" end
-  result.name = result.name or path:match "([^/]+)%.lua$"
-  return check(complete(result, path), path)
+  check_fields(result, known, nil, path)
+  if type(result.name) ~= "string" and result.name ~= nil then fail("the machine %s: name is a string, got %s", path, type(result.name)) end
+  local base = result.base or "h200"
+  local whole = merge(result, { base = base, name = result.name or path:match "([^/]+)%.lua$" })
+  local profile = check(complete(whole, path), path)
+  local fields = left_out(result, known, "")
+  if #fields > 0 then profile.filled = { from = base, fields = fields } end
+  return profile
 end
 
 --- Whether there is a profile of this name.

@@ -53,6 +53,35 @@ describe("weft plan", function()
     end
   end)
 
+  it("writes no picture over a file that it reads", function()
+    local folder = files.folder { ["config.json"] = files.read(llama), ["plan.lua"] = "return { tensor = 2 }", ["m.lua"] = "return { memory = 8e10 }" }
+    os.execute(("ln -s config.json %s/picture.svg"):format(folder))
+    local function refused(said, name, ...)
+      local path = name == "-" and name or folder .. "/" .. name
+      local code, out, err = program.run { "plan", "--model", folder, "--svg", path, ... }
+      assert.same({ 2, "" }, { code, out }, err)
+      assert.is_truthy(err:find(said, 1, true), err)
+    end
+    refused("this command reads that file", "config.json")
+    refused("this command reads that file", "picture.svg")
+    refused("this command reads that file", "plan.lua", "--plan", folder .. "/plan.lua")
+    refused("this command reads that file", "m.lua", "--machine", folder .. "/m.lua")
+    refused("a picture is not named .json", "tokenizer.json")
+    refused("not standard output", "-")
+    assert.equal(files.read(llama), files.read(folder .. "/config.json"))
+    files.remove(folder)
+  end)
+
+  it("says what a machine file leaves to its base, and what context the model cannot take", function()
+    local path = files.temporary("return { name = 'mine', memory = 8e10 }", ".lua")
+    local _, out = program.run { "plan", "--model", llama, "--machine", path, "--context", "1000000" }
+    os.remove(path)
+    local text = out:gsub("%s+", " ")
+    assert.is_truthy(text:find("mine leaves out bandwidth, collective, domain, ", 1, true), out)
+    assert.is_truthy(text:find(": those are h200's", 1, true), out)
+    assert.is_truthy(text:find("the model takes 131072 positions: it cannot run 1000000 tokens of context", 1, true), out)
+  end)
+
   it("prices a step, and shows the time that weft bench measured beside it", function()
     local bench = os.tmpname()
     local words = { "--model", demo, "-tp", "2", "-tpa", "1", "--batch", "2", "--context", "32" }

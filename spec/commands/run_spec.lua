@@ -93,6 +93,15 @@ describe("weft plan", function()
 end)
 
 describe("weft bench", function()
+  it("counts the exchange of a decode step, however many are timed and whatever came before them", function()
+    for _, case in ipairs { { 2, 16, 1 }, { 9, 300, 1 }, { 3, 40, 4 } } do
+      local words = { "bench", "--model", demo, "--device", "cpu", "-tp", "4", "-tpa", "2", "--steps", case[1], "--context", case[2], "--batch", case[3], "--json" }
+      local r = program.json(words)
+      assert.same({ 4, 4 * 272 * case[3] }, { #r.exchange, r.exchange_bytes })
+      for _, layer in ipairs(r.exchange) do assert.equal(272 * case[3], layer.bytes_per_step) end
+    end
+  end)
+
   -- Bytes of one decode step of `batch` requests of 32 tokens, from the rate and the time.
   local function step_bytes(model, batch)
     local words = { "bench", "--model", model, "--context", "32", "--steps", "2", "--batch", batch, "--json", "--device", "cpu" }

@@ -121,6 +121,10 @@ describe("a machine", function()
     local path = files.temporary("return { name = 'mine', base = 'h100', memory = 1e9, latency = { kernel = 5e-6 } }", ".lua")
     local mine, base = machines.get(path), machines.get "h100"
     os.remove(path)
+    assert.equal("h100", mine.filled.from)
+    local said = {}
+    for _, name in ipairs(mine.filled.fields) do said[name] = true end
+    assert.is_true(said["latency.product"] and said.bandwidth and not said.memory and not said["latency.kernel"])
     assert.same({ "mine", 1e9, 5e-6, base.latency.product, base.bandwidth }, { mine.name, mine.memory, mine.latency.kernel, mine.latency.product, mine.bandwidth })
   end)
 
@@ -134,7 +138,14 @@ describe("a machine", function()
     refused("/nowhere/at/all.lua", "cannot read the machine")
     for text, message in pairs { ["return 1"] = "must return a table, got number", ["return { bandwidth = -1 }"] = "bandwidth is a positive number, got -1",
       ["return { latency = { kernel = 'x' } }"] = "latency.kernel is a non-negative number, got x", ["return { flops = 3 }"] = "flops is a table, got number",
-      ["return { base = 'abacus' }"] = "base is one of", ["error 'no'"] = "failed" } do
+      ["return { base = 'abacus' }"] = "base is one of", ["error 'no'"] = "failed",
+      ["return { bandwith = 3e12 }"] = "a machine has no field 'bandwith' (known: bandwidth, base, collective, domain, ",
+      ["return { latency = { kernal = 1 } }"] = "its latency has no field 'kernal' (known: attention, experts, kernel, product, step)",
+      ["return { share = { product = { fp8 = 1 } } }"] = "its share.product has no field 'fp8'", ["return { name = 3 }"] = "name is a string",
+      ["return { share = { attention = 1.5 } }"] = "share.attention is a share of the bandwidth, at most 1, got 1.5",
+      ["return { collective = 3 }"] = "collective is a table, got number", ["return { collective = { all_reduce = 1e-6 } }"] = "collective.all_reduce is a table",
+      ["return { memory = '80GB' }"] = "memory is a positive number, got 80GB", ["return { domain = 1.5 }"] = "domain is a whole number",
+      ["return { link = 0 }"] = "link is a positive number, got 0", ["return { bandwidth = 1/0 }"] = "bandwidth is a positive number, got inf" } do
       local path = files.temporary(text, ".lua")
       refused(path, message)
       os.remove(path)

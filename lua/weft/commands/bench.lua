@@ -64,6 +64,39 @@ local function count_tokens(requests)
   return count
 end
 
+-- What the exchange of attention came to so far, by layer, on rank 0.
+local function traffic_of(session)
+  local list = {}
+  for i, attention in ipairs(session.attentions) do list[i] = attention:traffic() end
+  return list
+end
+
+-- Bytes and time of the exchange between two counts that lie `steps` decode steps apart, per layer and step.
+local function exchange(before, after, steps)
+  local list = {}
+  for i, traffic in ipairs(after) do
+    list[i] = { bytes_per_step = (traffic.bytes_sent - before[i].bytes_sent) / steps,
+      ms_per_step = (traffic.exchange_seconds - before[i].exchange_seconds) * 1000 / steps }
+  end
+  return list
+end
+
+-- The same by the plan: steps that run as captured graphs count nothing.
+local function planned_exchange(session, options)
+  local n, by_layer, list = require("weft.plan_numbers").of(session.policy, session.cfg, { context = options.context, name = session.name, ranks = 1 }), {}, {}
+  for _, part in ipairs(n.parts) do
+    local bytes = 0
+    for _, move in ipairs(part.type == "attention" and part.moves or {}) do
+      if move.group == part.axes.context.group then bytes = bytes + move.bytes * options.batch end
+    end
+    for _, layer in ipairs(part.type == "attention" and part.layers or {}) do by_layer[layer] = bytes end
+  end
+  for layer = 0, session.cfg.num_hidden_layers - 1 do
+    if by_layer[layer] then list[#list + 1] = { bytes_per_step = by_layer[layer] } end
+  end
+  return list
+end
+
 local function decode(engine, options)
   local requests = {}
   for i = 1, options.batch do
@@ -76,14 +109,15 @@ local function decode(engine, options)
     if ready then break end
     engine:step()
   end
-  local times, host, had = {}, {}, count_tokens(requests)
+  local times, host, had, sent = {}, {}, count_tokens(requests), traffic_of(engine.session)
   for i = 1, options.steps do
     local began, waited = core.now(), engine.session.waited
     engine:step()
     times[i] = (core.now() - began) * 1000
     host[i] = times[i] - (engine.session.waited - waited) * 1000
   end
-  local gained = count_tokens(requests) - had
+  local gained, moved = count_tokens(requests) - had, exchange(sent, traffic_of(engine.session), options.steps)
+  if engine.session.graphs then moved = planned_exchange(engine.session, options) end
   for _, request in ipairs(requests) do request:cancel() end
   engine:run()
   if gained ~= options.batch * options.steps then -- some waited for room: the times are those of smaller batches
@@ -96,18 +130,8 @@ local function decode(engine, options)
   local bytes = step_bytes(engine, options.batch, options.context) / (ms / 1000)
   return { batch = options.batch, context = options.context, ms = ms, tok_per_s = options.batch / ms * 1000,
     gb_per_s = bytes / 1e9, percent_of_copy = 100 * bytes / copy_speed(engine.session),
-    host_us = engine.session.device == "cuda" and host[math.ceil(#host / 2)] * 1000 or nil } -- what is not waiting for the GPU
-end
-
--- Bytes and seconds of the exchange of attention, per layer and step, on rank 0.
-local function exchange(engine, steps_before)
-  local list = {}
-  for i, attention in ipairs(engine.session.attentions) do
-    local traffic = attention:traffic()
-    local steps = math.max(1, engine.timing.steps - steps_before)
-    list[i] = { bytes_per_step = traffic.bytes_sent / steps, ms_per_step = traffic.exchange_seconds * 1000 / steps }
-  end
-  return list
+    host_us = engine.session.device == "cuda" and host[math.ceil(#host / 2)] * 1000 or nil }, -- what is not waiting for the GPU
+    moved
 end
 
 -- Writes the decode time down for `weft plan`; a file that cannot be written is no failure.
@@ -147,9 +171,8 @@ function bench.measure(engine, options)
   engine.prefix_reuse = false
   local ok, result = pcall(function()
     prefill(engine, { prefill = math.min(options.prefill, 64) }) -- warm
-    local before = engine.timing.steps
-    local r = { prefill = prefill(engine, options), decode = decode(engine, options) }
-    r.exchange = exchange(engine, before)
+    local r = { prefill = prefill(engine, options) }
+    r.decode, r.exchange = decode(engine, options)
     return r
   end)
   engine.prefix_reuse = reuse
@@ -178,7 +201,8 @@ function bench.job(engine, options)
     :format(d.batch, d.context, d.ms, d.tok_per_s, d.gb_per_s, d.percent_of_copy))
   local first = result.exchange[1]
   if first and first.bytes_per_step > 0 then
-    io.stdout:write(("exchange %.1f KB and %.3f ms a layer and step on rank 0\n"):format(first.bytes_per_step / 1e3, first.ms_per_step))
+    local ms = first.ms_per_step and (" and %.3f ms"):format(first.ms_per_step) or "" -- within a graph it is not timed
+    io.stdout:write(("exchange %.3g kB%s a layer and step on rank 0\n"):format(first.bytes_per_step / 1e3, ms))
   end
   io.stdout:write("cache    ")
   for rank, bytes in ipairs(result.kv_bytes_per_rank) do io.stdout:write(("rank %d %.2f MB  "):format(rank - 1, bytes / 1e6)) end

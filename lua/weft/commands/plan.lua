@@ -23,6 +23,20 @@ local function write_file(path, text)
   if not ok then error({ message = ("cannot write %s: %s"):format(path, why), code = "io" }, 0) end
 end
 
+-- Refuses a picture in the place of a file that this command reads, or that belongs to the model.
+local function check_picture(options)
+  if not options.svg then return end
+  if options.svg == "-" then errors.usage "--svg names a file, not standard output, which has the text" end
+  local model = options.model or ""
+  local reads = { options.plan or "", options.machine or "", options.script or "", model:match "%.json$" and model or model .. "/config.json" }
+  for _, path in ipairs(reads) do
+    if core.same_file(options.svg, path) then errors.usage(("--svg %s: this command reads that file; name another"):format(options.svg)) end
+  end
+  for _, ending in ipairs { "json", "lua", "safetensors", "jinja", "txt" } do
+    if options.svg:match("%." .. ending .. "$") then errors.usage(("--svg %s: a picture is not named .%s; name it .svg"):format(options.svg, ending)) end
+  end
+end
+
 -- Predicted price of one step, and those measured by `weft bench`, on this machine and on others.
 local function priced(setup, machine, details)
   local numbers, measured = require "weft.plan_numbers", require "weft.plan.measured"
@@ -50,7 +64,11 @@ local function explain(options, setup, machine)
   else
     io.stdout:write(text.explain(setup.policy, setup.cfg, details))
   end
-  io.stdout:write("\n", table.concat(require("weft.plan.price_text").lines(price, measured, elsewhere), "\n"), "\n")
+  local lines = require("weft.plan.price_text").lines(price, measured, elsewhere)
+  if details.context > setup.cfg.max_position_embeddings then
+    lines[#lines + 1] = ("  the model takes %d positions: it cannot run %d tokens of context"):format(setup.cfg.max_position_embeddings, details.context)
+  end
+  io.stdout:write("\n", table.concat(lines, "\n"), "\n")
   return 0
 end
 
@@ -70,6 +88,7 @@ end
 
 -- Flags that belong to the search alone, or have no place in it.
 local function check_flags(options)
+  check_picture(options)
   if options.search and require("weft.policy").says_how(options) then
     errors.usage "--search prices every plan up to --max-ranks; leave out --search to see the plan of the other flags"
   elseif options.max_ranks and not options.search then
@@ -86,7 +105,7 @@ end
 --- For the prompt: the same of a model that runs (a session), under its plan of now unless flags say otherwise.
 function plan.of_session(options, session)
   check_flags(options)
-  options.context = options.context or session.num_blocks * session.block_tokens
+  options.context = options.context or math.min(session.num_blocks * session.block_tokens, session.cfg.max_position_embeddings)
   options.machine = options.machine or require("weft.plan.measured").machine(session.device)
   local policy = require("weft.policy").says_how(options) and checked(function()
     return require("weft.setup").policy(options, session.cfg, session.name)

@@ -162,7 +162,7 @@ function price.of(n, cfg, machine, batch)
     end
   end
   return {
-    label = "predicted", machine = machine.name, batch = batch, context = n.context, ms = total * 1000, parts = parts,
+    label = "predicted", machine = machine.name, machine_filled = machine.filled, batch = batch, context = n.context, ms = total * 1000, parts = parts,
     tok_per_s_user = 1 / total, tok_per_s_gpu = batch / total / n.num_ranks, memory = memory_of(n, machine, batch, self.sharers),
   }
 end

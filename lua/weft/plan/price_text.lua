@@ -35,6 +35,10 @@ function price_text.lines(price, measured, elsewhere)
     lines[#lines + 1] = ("  measured     %10.3f ms  by weft bench on %s%s"):format(entry.ms, entry.machine, hint)
   end
   terminal.wrap(memory_line(price), width, lines, "    ")
+  local filled = price.machine_filled
+  if filled then
+    terminal.wrap(("  %s leaves out %s: those are %s's"):format(price.machine, table.concat(filled.fields, ", "), filled.from), width, lines, "    ")
+  end
   return lines
 end
 
