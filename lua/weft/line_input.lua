@@ -1,5 +1,6 @@
 --- Lines from standard input: edited, with history, at a terminal; read plainly elsewhere.
 local core = require "weft.core"
+local errors = require "weft.errors"
 
 local Input = {}
 Input.__index = Input
@@ -23,15 +24,18 @@ function Input:read(prompt)
     io.stdout:write(prompt)
     io.stdout:flush()
   end
-  local line = io.stdin:read "*l"
+  local line, message = io.stdin:read "*l"
   if line then return line end
+  if message then errors.raise { message = "cannot read standard input: " .. message, code = "io" } end
   return nil, "eof"
 end
 
 --- Keeps an entry for later; not one that begins with a space, nor the same again.
 function Input:add(entry)
   if not self.editor or not entry:match "^%S" or entry == self.last then return end
-  self.editor:add(entry:find("--", 1, true) and entry or (entry:gsub("\n", " "))) -- a comment ends with its line
+  -- Lines that may end a comment or stand in a string stay lines; others come back as one, which edits better.
+  local keeps = entry:find("--", 1, true) or entry:find "%[=*%[" or entry:find("\\\n", 1, true)
+  self.editor:add(keeps and entry or (entry:gsub("\n", " ")))
   self.last = entry
 end
 

@@ -10,6 +10,13 @@ local setup = {}
 
 local function usage(message) errors.raise { usage = true, message = message } end
 
+--- Raises unless what the script of that path returned is a model.
+function setup.check_script(path, model)
+  if type(model) == "table" and type(model.build) == "function" then return end
+  errors.raise { message = ("%s must return a model made by weft.model \"Name\" {...} with a build function, got %s")
+    :format(path, type(model) == "table" and "a table without build" or type(model)), code = "invalid" }
+end
+
 --- Runs SCRIPT.lua (or finds the registered model) in this state: the model's table, its name, its text.
 function setup.load_model(options, cfg)
   if not options.script then
@@ -21,10 +28,7 @@ function setup.load_model(options, cfg)
   local chunk, syntax = loadstring(text, "@" .. options.script)
   if not chunk then errors.raise { message = "the model script has a syntax error: " .. syntax, code = "format" } end
   local model = chunk()
-  if type(model) ~= "table" or type(model.build) ~= "function" then
-    errors.raise { message = ("%s must return a model made by weft.model \"Name\" {...} with a build function, got %s")
-      :format(options.script, type(model) == "table" and "a table without build" or type(model)), code = "invalid" }
-  end
+  setup.check_script(options.script, model)
   return model, model.name, text
 end
 

@@ -1,4 +1,5 @@
 --- spec/lua/repl_pipe_spec.lua - weft repl behind a pipe: results only, up to the first failure.
+local files = require "spec.support.files"
 local program = require "spec.support.program"
 
 local demo = program.models .. "demo_llama"
@@ -28,6 +29,36 @@ describe("weft repl without a terminal", function()
     assert.equal(1, (repl ",nonsense"))
     assert.equal(1, (repl "for i = 1, 3 do"))
     assert.equal(1, (repl("@9 1", "-tp", "2")))
+  end)
+
+  it("reloads a module in place, and refuses the parts of weft that the session runs on", function()
+    local folder = files.folder()
+    files.write(folder .. "/mine.lua", "local m = { v = 1 }\nfunction m.a() return m.b() end\nfunction m.b() return m.v end\nreturn m\n")
+    local code, out, err = repl(("package.path = '%s/?.lua'; M = require 'mine'\n,reload mine\nM.v = 9\n@0 M.a()\n"):format(folder))
+    assert.same({ 0, folder .. "/mine.lua: loaded\n[0] 9\n" }, { code, out }, err)
+    for _, name in ipairs { "weft.nn", "weft.session", "weft" } do
+      code, out, err = repl(",reload " .. name)
+      assert.same({ 1, "" }, { code, out })
+      assert.matches("^" .. name:gsub("%.", "%%.") .. " is a part of weft that this session runs on: ", err)
+    end
+    code, _, err = repl(",reload " .. folder)
+    assert.same({ 1, ("cannot read %s: Is a directory\n"):format(folder) }, { code, err })
+    files.remove(folder)
+  end)
+
+  it("says what start-up says when the model's script returns no model any more", function()
+    local folder = files.folder()
+    local script = folder .. "/mine.lua"
+    files.write(script, files.read "lua/weft/models/llama.lua")
+    local code, _, err = repl(("local f = io.open('%s', 'w')\nf:write 'return 3'\nf:close()\n,reload\n"):format(script), script, "--model", demo)
+    assert.equal(1, code)
+    assert.matches("must return a model made by weft.model .*, got number", err)
+    files.remove(folder)
+  end)
+
+  it("says that standard input cannot be read", function()
+    local err = io.popen(("%s repl 2>&1 </tmp; echo $?"):format(program.path)):read "*a"
+    assert.equal("cannot read standard input: Is a directory\n1\n", err)
   end)
 
   it("prompts all the same under -i, and goes on after an error", function()

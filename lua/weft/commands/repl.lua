@@ -140,7 +140,12 @@ end
 
 -- Standard input as a whole, up to the first failure.
 local function run_input(state)
-  for _, piece in ipairs(require("weft.repl.read").pieces(io.stdin:read "*a" or "", state.env)) do
+  local input, message = io.stdin:read "*a"
+  if not input then
+    complain("cannot read standard input: " .. message)
+    return 1
+  end
+  for _, piece in ipairs(require("weft.repl.read").pieces(input, state.env)) do
     if not act(state, piece) then return state.failure and state.failure.code == "interrupted" and 130 or 1 end
     if state.quitting then return state.quitting end
   end

@@ -3,9 +3,11 @@
 -- `here` runs on rank 0; `everywhere` on all ranks inside core.evaluate, and gives on rank 0 what is
 -- to be shown. state: see commands/repl.lua.
 local core = require "weft.core"
+local errors = require "weft.errors"
 local flags = require "weft.flags"
 local help = require "weft.repl.help"
 local read = require "weft.repl.read"
+local setup = require "weft.setup"
 
 local commands = {}
 
@@ -85,30 +87,54 @@ commands.plan = { arguments = "[FLAGS]",
     end
   end }
 
-local function read_file(path)
-  local file, message = io.open(path, "rb")
-  if not file then return nil, message end
-  local text = file:read "*a"
-  file:close()
-  return text
+-- Functions of a module that was run again see its old table, which takes the place of the new one.
+local function adopt(value, new, old, seen)
+  if seen[value] then return end
+  seen[value] = true
+  if type(value) == "table" then
+    if value ~= new and debug.getmetatable(value) then adopt(debug.getmetatable(value), new, old, seen) end
+    for key, item in next, value do
+      if item == new then rawset(value, key, old)
+      elseif type(item) == "function" or type(item) == "table" and value == new then adopt(item, new, old, seen) end
+    end
+  elseif type(value) == "function" and debug.getinfo(value, "S").what ~= "C" and debug.getinfo(value, "S").source == seen.source then
+    local i, name, held = 1, debug.getupvalue(value, 1)
+    while name do
+      if held == new then debug.setupvalue(value, i, old)
+      elseif type(held) == "function" then adopt(held, new, old, seen) end
+      i = i + 1
+      name, held = debug.getupvalue(value, i)
+    end
+  end
 end
 
 -- New fields into the old table, so that what runs sees them.
-local function replace_fields(old, new)
+local function replace_fields(old, new, source)
+  adopt(new, new, old, { source = source })
   for key in pairs(old) do
     if new[key] == nil then old[key] = nil end
   end
   for key, value in pairs(new) do old[key] = value end
 end
 
+-- The file of a loaded module, or of that name; and whether it is a module. What the session itself is made of stays.
+local function file_of(name)
+  local module = package.loaded[name] ~= nil and name
+  if not module then return name end
+  if module == "weft" or module:match "^weft%." and not module:match "^weft%.models%." then
+    refuse(("%s is a part of weft that this session runs on: leave and start weft again for it; ,reload takes model scripts, weft.models.NAME and modules of yours"):format(name))
+  end
+  local path = package.searchpath(name, package.path)
+  if not path then refuse(("module %s has no file of Lua to load again"):format(name)) end
+  return path, module
+end
+
 -- A file, or a module's file, as text that all ranks agree on.
-local function source_of(state, name)
-  local module = package.loaded[name] and name
-  local path = module and package.searchpath(name, package.path) or name
-  local text, message = read_file(path)
-  local everyone = core.groups.everyone()
-  local theirs = everyone:broadcast_value({ text = text, message = message }, 0)
-  if not theirs.text then refuse("cannot read it: " .. theirs.message) end
+local function source_of(name)
+  local path, module = file_of(name)
+  local ok, text = pcall(errors.read_file, path, "")
+  local theirs = core.groups.everyone():broadcast_value(ok and { text = text } or { message = errors.message(text) }, 0)
+  if not theirs.text then refuse((theirs.message:gsub("^cannot read%s+", "cannot read "))) end
   return theirs.text, path, module
 end
 
@@ -116,21 +142,21 @@ commands.reload = { arguments = "[FILE]", about = "loads a model script or a mod
   everywhere = function(state, rest)
     local name = rest ~= "" and rest or state.script_path
     if not name then refuse ",reload wants a file: the model's script, or a module such as weft.models.llama" end
-    local text, path, module = source_of(state, name)
+    local text, path, module = source_of(name)
     local chunk, syntax = loadstring(text, "@" .. path)
     if not chunk then refuse(syntax) end
     local result = chunk()
     local is_model = type(result) == "table" and type(result.build) == "function"
+    if state.model and path == state.script_path then setup.check_script(path, result) end
     if is_model and state.model then
       state.model:use(result)
       state.script_path = module and state.script_path or path
     end
     if module then
       if type(result) ~= "table" then refuse(("module %s gives a %s, not a table"):format(name, type(result))) end
-      replace_fields(package.loaded[name], result)
+      replace_fields(package.loaded[name], result, "@" .. path)
       if is_model and state.model then
         state.model.script = package.loaded[name]
-        state.shipped_name = name
       end
     end
     if is_model then return ("%s: %s\n"):format(path, state.model and "the model runs it now, over the same weights" or "loaded") end
@@ -143,7 +169,7 @@ commands.edit = { arguments = "[FILE]", about = "opens FILE in $EDITOR, then loa
     local name = rest ~= "" and rest or state.script_path
     if not name then refuse ",edit wants a file" end
     local editor = os.getenv "VISUAL" or os.getenv "EDITOR" or "vi"
-    local status = os.execute(editor .. " '" .. name:gsub("'", "'\\''") .. "'")
+    local status = os.execute(editor .. " '" .. file_of(name):gsub("'", "'\\''") .. "'")
     if status ~= 0 and status ~= true then
       local code = type(status) == "number" and status > 255 and status / 256 or status -- as wait gives it
       refuse(("%s ended with status %s; nothing is loaded"):format(editor, tostring(code)))
