@@ -1,5 +1,9 @@
 -- The figures of the Helix paper (arXiv 2507.07120) from its roofline: weft lua scripts/helix.lua
 local helix = require "weft.plan.helix"
+if arg[1] then
+  io.stderr:write(("helix.lua takes no arguments, got '%s'\n"):format(arg[1]))
+  return 2
+end
 local tokens, us = 1e6, 1e6
 local shape, gpu = helix.llama, helix.gpu
 

@@ -9,6 +9,10 @@ local numbers = require "weft.plan_numbers"
 local policies = require "weft.policy"
 local price = require "weft.plan.price"
 
+if arg[2] or (arg[1] and arg[1] ~= "parts") then
+  io.stderr:write(("predict.lua takes the word parts, or nothing, got '%s'\n"):format(arg[2] or arg[1]))
+  return 2
+end
 local most = 0.25
 local here = arg[0]:match "^(.*)/[^/]*$" or "."
 local measured = dofile(here .. "/measured.lua")

@@ -16,6 +16,12 @@ function errors.usage(message)
   errors.raise { usage = true, message = message, code = "invalid" }
 end
 
+-- Bytes that a terminal would obey, as they are written in C: a message may quote a damaged file.
+local function visible(text)
+  local function escape(bytes) return (bytes:gsub(".", function(byte) return ("\\x%02x"):format(byte:byte()) end)) end
+  return (text:gsub("[%z\1-\31\127]", escape):gsub("\194[\128-\159]", escape))
+end
+
 --- One line of whatever was raised.
 function errors.message(err)
   local text = err
@@ -26,7 +32,7 @@ function errors.message(err)
   elseif text == nil then
     text = "an error without a message"
   end
-  return (tostring(text):gsub("%s*\n%s*", " "))
+  return visible((tostring(text):gsub("%s*\n%s*", " "):gsub("\t", " ")))
 end
 
 --- The whole of a text file. `what` says what it is for: "cannot read the plan FILE: Is a directory".
@@ -36,6 +42,16 @@ function errors.read_file(path, what)
   local text, why = file:read "*a"
   file:close()
   if not text then errors.raise { message = ("cannot read %s %s: %s"):format(what, path, why), code = "io" } end
+  return text
+end
+
+local most = 64 * 1024 * 1024
+
+--- The same of a plan, a script or a config: a regular file of at most 64 MiB, so that neither a pipe that nobody
+-- writes to nor a device without end stops the program.
+function errors.read_input(path, what)
+  local ok, text = pcall(core.read_file, path, most)
+  if not ok then errors.raise { message = ("cannot read %s %s"):format(what, errors.message(text)), code = text.code or "io" } end
   return text
 end
 

@@ -24,6 +24,8 @@
 --
 -- An operation is priced at max(bytes / (bandwidth * share), operations / flops) + latency, a collective at its
 -- latency + bytes / link (price.lua). `weft lua scripts/predict.lua` holds h200 against measured steps.
+local errors = require "weft.errors"
+
 local machines = {}
 
 local us = 1e-6
@@ -184,10 +186,12 @@ local function left_out(values, fields, place)
 end
 
 local function from_file(path)
-  local chunk, message = loadfile(path)
-  if not chunk then fail("cannot read the machine: %s", message) end
+  local read, text = pcall(errors.read_input, path, "the machine")
+  if not read then fail("%s", text.message) end
+  local chunk, message = loadstring(text, "@" .. path)
+  if not chunk then fail("the machine has a syntax error: %s", message) end
   local ok, result = pcall(setfenv(chunk, setmetatable({}, { __index = _G })))
-  if not ok then fail("the machine %s failed: %s", path, tostring(result)) end
+  if not ok then fail("the machine %s failed: %s", path, errors.message(result)) end
   if type(result) ~= "table" then fail("the machine %s must return a table, got %s", path, type(result)) end
   check_fields(result, known, nil, path)
   if type(result.name) ~= "string" and result.name ~= nil then fail("the machine %s: name is a string, got %s", path, type(result.name)) end

@@ -61,7 +61,7 @@ end
 
 -- Runs a plan script: what it returns, raising one line when it cannot be run.
 local function run_script(path)
-  local text = errors.read_file(path, "the plan")
+  local text = errors.read_input(path, "the plan")
   local chunk, syntax = loadstring(text, "@" .. path)
   if not chunk then fail("the plan has a syntax error: %s", syntax) end
   setfenv(chunk, setmetatable({ weft = require "weft" }, { __index = _G })) -- a plan needs no require

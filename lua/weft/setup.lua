@@ -24,7 +24,7 @@ function setup.load_model(options, cfg)
     if not model then errors.raise { message = message, code = "unsupported" } end
     return model, cfg.architectures[1], cfg.architectures[1]
   end
-  local text = errors.read_file(options.script, "the model script")
+  local text = errors.read_input(options.script, "the model script")
   local chunk, syntax = loadstring(text, "@" .. options.script)
   if not chunk then errors.raise { message = "the model script has a syntax error: " .. syntax, code = "format" } end
   local model = chunk()
@@ -105,6 +105,7 @@ function setup.policy(options, cfg, name)
   local rule = not made and (errors.message(policy):gsub("^%S+%.lua:%d+: ", ""))
   if made then rule = select(2, policies.validate(policy, cfg, known)) end
   if not rule then return policy end
+  if made and options.plan then rule = ("the plan %s: %s"):format(options.plan, rule) end
   local list, texts = policies.says_twice(options) and {} or require("weft.plan_nearest").list(options, cfg, known, 3), {}
   for i, plan in ipairs(list) do texts[i] = plan.text end
   local near = #texts > 0 and (" Nearest legal plan%s: %s"):format(#texts > 1 and "s" or "", table.concat(texts, ", "))

@@ -207,3 +207,62 @@ describe("a wrong prompt or script", function()
     os.remove(path)
   end)
 end)
+
+describe("files that come in", function()
+  local files = require "spec.support.files"
+  local config = files.read(demo .. "/config.json")
+
+  local function plan(said, ...)
+    local code, out, err = program.run { "plan", limit = 20, ... }
+    assert.is_true(code == 1 or code == 2, err)
+    assert.equal("", out)
+    assert.is_truthy(err:find(said, 1, true), err)
+  end
+
+  it("must be regular and of a size that such a file has, and are named", function()
+    local folder = files.folder()
+    os.execute(("cd %s && mkfifo pipe pipe.json pipe.lua && truncate -s 100M huge.lua && mkdir model && mkfifo model/config.json"):format(folder))
+    local model = { "--model", demo }
+    plan("cannot read the plan " .. folder .. "/pipe: not a regular file", "--plan", folder .. "/pipe", unpack(model))
+    plan("cannot read the plan /dev/zero: not a regular file", "--plan", "/dev/zero", unpack(model))
+    plan("cannot read the plan " .. folder .. "/huge.lua: 104857600 bytes, more than", "--plan", folder .. "/huge.lua", unpack(model))
+    plan("cannot read the machine " .. folder .. "/pipe.lua: not a regular file", "--machine", folder .. "/pipe.lua", unpack(model))
+    plan("cannot read the model script " .. folder .. "/pipe.lua: not a regular file", folder .. "/pipe.lua", unpack(model))
+    plan("cannot read " .. folder .. "/pipe.json: not a regular file", "--model", folder .. "/pipe.json")
+    plan("cannot read " .. folder .. "/model/config.json: not a regular file", "--model", folder .. "/model")
+    files.remove(folder)
+  end)
+
+  it("are named where the model refuses a plan", function()
+    local path = files.temporary("return { tensor = 2, layers = { ['0-99'] = { attention = { tensor = 1 } } } }", ".lua")
+    plan("the plan " .. path .. ": layers: 0-99, but the model has 4 layers", "--model", demo, "--plan", path)
+    os.remove(path)
+  end)
+
+  it("may begin with the mark of UTF-8", function()
+    local path = files.temporary("\239\187\191" .. config, ".json")
+    local code, _, err = program.run { "plan", "--model", path }
+    os.remove(path)
+    assert.equal(0, code, err)
+  end)
+
+  it("never reach the terminal as control bytes", function()
+    for text, said in pairs { ["\27[31m{"] = "near '\\x1b'", ['{"architectures": ["A"], "hidden_size": "\194\155\\u001b[2J"}'] = "\\x1b[2J" } do
+      local path = files.temporary(text, ".json")
+      local code, _, err = program.run { "plan", "--model", path }
+      os.remove(path)
+      assert.equal(1, code)
+      assert.is_nil(err:gsub("\n$", ""):find "[%z\1-\31\127]")
+      assert.is_nil(err:find("\194\155", 1, true))
+      assert.is_truthy(err:find(said, 1, true), err)
+    end
+  end)
+
+  it("of ours that are scripts refuse arguments that they do not know", function()
+    for _, name in ipairs { "helix", "predict" } do
+      local code, _, err = program.run { "lua", "scripts/" .. name .. ".lua", "--frob" }
+      assert.equal(2, code)
+      assert.is_truthy(err:find("--frob", 1, true))
+    end
+  end)
+end)

@@ -18,7 +18,7 @@ static weft_status refuse(const char *path, int error)
 static weft_status open_regular(const char *path, int *fd, size_t *bytes)
 {
     struct stat st;
-    int opened = open(path, O_RDONLY | O_CLOEXEC);
+    int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer would wait for ever */
     if (opened < 0) return refuse(path, errno);
     int error = fstat(opened, &st) != 0 ? errno : S_ISDIR(st.st_mode) ? EISDIR : 0;
     if (error != 0 || !S_ISREG(st.st_mode)) {

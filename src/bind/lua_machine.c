@@ -4,6 +4,7 @@
  *   core.terminal_width() -> columns of the terminal on standard output, nil where it is none
  *   core.cpu_cores() -> cores of this process                   core.cpu_isa() -> "avx2": what the kernels use
  *   core.same_file(path, place) -> whether path exists and is place, or lies in that folder
+ *   core.read_file(path, limit) -> the text of a regular file of at most limit bytes; raises for anything else
  *   core.copy_speed([bytes]) -> bytes read plus written a second, the best of three
  *   core.live_objects() -> objects of the core that live now, over all states of the process */
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/pool.h"
 #include "bind/box.h"
 #include "bind/core.h"
@@ -56,6 +58,29 @@ static int l_same_file(lua_State *L)
     free(place);
     lua_pushboolean(L, inside);
     return 1;
+}
+
+static int push_text(lua_State *L)
+{
+    lua_pushlstring(L, lua_touserdata(L, 1), (size_t)lua_tonumber(L, 2));
+    return 1;
+}
+
+/* core.read_file(path, limit) -> text; "PATH: not a regular file" and what else weft_file_read refuses is raised */
+static int l_read_file(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    lua_Number limit = luaL_checknumber(L, 2);
+    luaL_argcheck(L, limit >= 0 && limit <= 1e15, 2, "a number of bytes expected");
+    char *text;
+    size_t bytes;
+    lua_pushcfunction(L, push_text);
+    weft_raise_if(L, weft_file_read(path, (size_t)limit, &text, &bytes));
+    lua_pushlightuserdata(L, text);
+    lua_pushnumber(L, (lua_Number)bytes);
+    int failed = lua_pcall(L, 2, 1, 0); /* when Lua has no room, the text goes all the same */
+    free(text);
+    return failed ? lua_error(L) : 1;
 }
 
 static int l_cpu_cores(lua_State *L)
@@ -116,7 +141,7 @@ static int l_copy_speed(lua_State *L)
 
 void weft_open_machine(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"now", l_now}, {"same_file", l_same_file}, {"isatty", l_isatty}, {"terminal_width", l_terminal_width}, {"cpu_cores", l_cpu_cores},
+    static const luaL_Reg functions[] = {{"now", l_now}, {"same_file", l_same_file}, {"read_file", l_read_file}, {"isatty", l_isatty}, {"terminal_width", l_terminal_width}, {"cpu_cores", l_cpu_cores},
                                          {"cpu_isa", l_cpu_isa}, {"copy_speed", l_copy_speed}, {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
 }

@@ -21,6 +21,8 @@ local function head_start(options, chunk, budget)
   return 2 + math.ceil(options.batch * options.context / math.max(1, budget - options.batch)) + math.ceil(options.context / chunk)
 end
 
+local function requests_of(n) return n == 1 and "1 request" or ("%d requests"):format(n) end
+
 -- Tokens that each request of the decode may come to.
 local function longest(engine, options)
   return options.context + options.steps + 8 + head_start(options, engine.prefill_chunk, engine.max_batch_tokens)
@@ -121,8 +123,8 @@ local function decode(engine, options)
   for _, request in ipairs(requests) do request:cancel() end
   engine:run()
   if gained ~= options.batch * options.steps then -- some waited for room: the times are those of smaller batches
-    errors.raise { code = "memory", message = ("%d requests of %d tokens did not decode together (%d tokens in %d steps); the cache is too small")
-      :format(options.batch, options.context, gained, options.steps) }
+    errors.raise { code = "memory", message = ("%s of %d tokens did not decode together (%d tokens in %d steps); the cache is too small")
+      :format(requests_of(options.batch), options.context, gained, options.steps) }
   end
   table.sort(times)
   table.sort(host)
@@ -154,8 +156,8 @@ local function check_room(engine, options)
   end
   local blocks = options.batch * math.ceil(longest(engine, options) / engine.block_tokens)
   if blocks > engine.num_blocks and not engine.window then
-    errors.usage(("the cache holds %d tokens, and %d requests of %d with %d steps need %d; start weft with more --kv-cache-bytes")
-      :format(engine.num_blocks * engine.block_tokens, options.batch, options.context, options.steps, blocks * engine.block_tokens))
+    errors.usage(("the cache holds %d tokens, and %s of %d with %d steps need%s %d; start weft with more --kv-cache-bytes")
+      :format(engine.num_blocks * engine.block_tokens, requests_of(options.batch), options.context, options.steps, options.batch == 1 and "s" or "", blocks * engine.block_tokens))
   end
   if math.max(longest(engine, options), options.prefill + 1) > engine.max_position then
     errors.usage(("the model takes %d positions, and --context %d with %d steps or --prefill %d needs more")

@@ -6,6 +6,8 @@ local core = require "weft.core"
 local Reader = {}
 Reader.__index = Reader
 
+local most = 64 * 1024 * 1024 -- bytes of a file
+
 local Refusal = { __tostring = function(e) return e.message end }
 
 --- Raises { code = "format"|"io", message = } (tostring gives the message).
@@ -20,14 +22,12 @@ end
 
 --- Reads and parses a file that must hold one JSON object. missing_ok: nil when there is none.
 function Reader.open(path, missing_ok)
-  local file, why = io.open(path, "rb")
-  if not file then
-    if missing_ok then return nil end
-    raise("io", "cannot read %s", why)
+  local ok, text = pcall(core.read_file, path, most)
+  if not ok then
+    if missing_ok and text.message:find("No such file", 1, true) then return nil end
+    raise("io", "cannot read %s", text.message)
   end
-  local text = file:read "*a"
-  file:close()
-  if not text then raise("io", "cannot read %s: not a file", path) end
+  text = text:gsub("^\239\187\191", "") -- the mark of UTF-8 that some editors write
   if not text:find "%S" then raise("format", "%s is empty", path) end
   local object, message = core.json.decode(text)
   if object == nil then raise("format", "%s is not JSON (cut short?): %s", path, message) end

@@ -98,22 +98,24 @@ end
 
 local names = { attention = "attention", mlp = "MLP", experts = "experts", embedding = "embedding", lm_head = "output head" }
 
+local function cut(ways) return ways == 1 and "whole" or ("cut %d ways"):format(ways) end
+
 local function notes_of(part)
   local axes, notes = part.axes, {}
   local row = part.ranks[1]
   if part.type == "attention" then
     notes[1] = axes.context.world_size > 1
-      and ("heads cut %d ways, sequence shared by %d in strips of %d"):format(axes.input.world_size, axes.context.world_size, axes.interleave)
-      or ("heads cut %d ways"):format(axes.input.world_size)
+      and ("heads %s, sequence shared by %d in strips of %d"):format(cut(axes.input.world_size), axes.context.world_size, axes.interleave)
+      or "heads " .. cut(axes.input.world_size)
     if row.kv_head_replicas > 1 then notes[#notes + 1] = ("each KV head held %d times"):format(row.kv_head_replicas) end
     if part.window > 0 then notes[#notes + 1] = ("window of %d tokens"):format(part.window) end
   elseif part.type == "experts" then
-    notes[1] = ("experts over %d, each cut %d ways"):format(axes.expert.world_size, axes.input.world_size)
+    notes[1] = (axes.expert.world_size > 1 and ("experts over %d groups, each "):format(axes.expert.world_size) or "every expert ") .. cut(axes.input.world_size)
   elseif part.type == "mlp" then
-    notes[1] = ("cut %d ways"):format(axes.input.world_size)
+    notes[1] = cut(axes.input.world_size)
     if axes.input.world_size < #part.ranks then notes[2] = ("%d copies"):format(#part.ranks / axes.input.world_size) end
   else
-    notes[1] = ("vocabulary cut %d ways"):format(axes.output.world_size)
+    notes[1] = "vocabulary " .. cut(axes.output.world_size)
     if part.tied then notes[2] = "tied to the embedding" end
   end
   notes[#notes + 1] = ("%s of weights a rank%s"):format(bytes(row.weight_bytes), part.count > 1 and " and layer" or "")
