@@ -91,16 +91,19 @@ local function logger(options, rank)
   end
 end
 
--- Progress while weights load, on a terminal.
+-- Progress while weights load, on a terminal: called with each name, and with nil at the end, which ends the line.
 local function progress(rank, cfg)
   if rank.rank ~= 0 or not core.isatty(2) then return nil end
   local shown, total = -1, cfg.num_hidden_layers
   return function(name)
-    local layer = tonumber(name:match "layers%.(%d+)%.")
+    local layer = name and tonumber(name:match "layers%.(%d+)%.")
     local percent = layer and math.floor(100 * (layer + 1) / total)
     if percent and percent ~= shown then
-      shown = percent
       io.stderr:write(("\rloading weights %3d%%"):format(percent), percent == 100 and "\n" or "")
+      shown = percent
+    elseif not name and shown >= 0 and shown < 100 then
+      io.stderr:write "\n"
+      shown = -1
     end
   end
 end
@@ -189,6 +192,7 @@ local function build_layers(session, model, weights)
   local make = model.build
   if session.reuse then make = function(...) return session.reuse:build(nn, weights, model.build, ...) end end
   local ok, built = pcall(make, session.cfg, weights, policy)
+  if weights.options.on_tensor then weights.options.on_tensor(nil) end
   nn.on_layer = function() end
   if not ok then error(built, 0) end
   if type(built) ~= "table" or type(built.forward) ~= "function" or type(built.lm_head) ~= "userdata" then

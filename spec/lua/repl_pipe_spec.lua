@@ -61,6 +61,26 @@ describe("weft repl without a terminal", function()
     assert.equal("cannot read standard input: Is a directory\n1\n", err)
   end)
 
+  it("says where input ends too early, what takes no @, what needs a model, and skips a byte order mark", function()
+    local function refusal(input) return select(3, repl(input, "-tp", "2")) end
+    assert.equal("line 4: the input ends in the middle of a statement: 'end' expected (to close 'for' at line 3)\n",
+      refusal "x = 1\n@0 1\nfor i = 1, 3 do\nx = i")
+    assert.matches("^line 4: ", refusal "x = 1\n@0 1\nx = 2\ny = = 3")
+    assert.equal("commands such as ,mem take no @: leave out @1\n", refusal "@1 ,mem")
+    for _, text in ipairs { "model:replan {}", "engine:run()", "generate 'x'" } do
+      assert.matches("no model is loaded: start with weft repl %-%-model DIR\n$", refusal(text))
+    end
+    assert.matches("bad argument #1 to 'show' %(number expected", refusal "weft.tensor({ 1 }, 'float32'):show 'x'")
+    assert.same({ 0, "2\n", "" }, { repl "\239\187\1911 + 1" })
+  end)
+
+  it("calls on_token of generate in place of streaming", function()
+    local code, out, err = repl("generate { prompt = 'Once', max_tokens = 2, on_token = function(_, id) io.write('<', type(id), '>') end }",
+      "--model", demo, "-tp", "2")
+    assert.equal(0, code, err)
+    assert.matches("^<number><number>%-%- 2 tokens", out)
+  end)
+
   it("prompts all the same under -i, and goes on after an error", function()
     local code, out, err = repl("1 +\n2\nerror 'x'\n'still here'\n", "-i")
     assert.equal(0, code)

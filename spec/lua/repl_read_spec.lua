@@ -45,8 +45,8 @@ describe("reading a whole input", function()
     assert.same({
       { kind = "lua", text = "local x = 1\nprint(x)" },
       { kind = "command", name = "mem", rest = "" },
-      { kind = "lua", ranks = "1", text = "2" },
-      { kind = "lua", text = "y = 3" },
+      { kind = "lua", ranks = "1", text = "\n\n\n2" },
+      { kind = "lua", text = "\n\n\n\ny = 3" },
     }, read.pieces("local x = 1\nprint(x)\n,mem\n@1 2\ny = 3\n", {}))
   end)
 

@@ -108,6 +108,35 @@ describe("weft repl at a terminal", function()
     assert.not_equal(stories[1], stories[3])
   end)
 
+  it("takes a blank line into a statement, drops it at two, recalls its lines, and gives the terminal back at SIGTERM", function()
+    terminal = Terminal.open({ program.path, "repl", "--model", demo, "-tp", "2" }, { WEFT_HISTORY = "" })
+    local t = terminal
+    t:expect "weft> "
+    t:send "function f()\n\n  return 42\nend\n"
+    t:expect "weft> "
+    assert.matches("\n42\n", t:line "f()")
+    t:send "function g()\n\n\n"
+    assert.matches("%(dropped%)\n", t:expect "weft> ")
+    t:send "function g()\n"
+    t:expect "%.%.%. "
+    t:send "\3"
+    assert.matches("%(dropped%)\n", t:expect "weft> ")
+    t:send "s = [[a\nb]]\n"
+    t:expect "on rank 0.-weft> "
+    t:line "s = nil"
+    t:send "\27[A\27[A\n"
+    t:expect "on rank 0.-weft> "
+    assert.matches('"a\\nb"', t:line "s")
+    t:send ",plan --model spec/fixtures/configs/Qwen--Qwen3-235B-A22B_config.json --search --max-ranks 1024\n"
+    t:expect "1024\n"
+    t:send "\3"
+    assert.matches("interrupted\n", t:expect "weft> ")
+    assert.is_false(t:edits_lines())
+    t:signal(15)
+    assert.is_true(t:waits_until_it_edits_lines())
+    assert.equal("signal 15", t:finish())
+  end)
+
   it("reloads a changed script over the loaded weights, and keeps the old one when it cannot be loaded", function()
     local script = scratch .. ".lua"
     local llama = files.read "lua/weft/models/llama.lua"

@@ -2,6 +2,7 @@
 local ffi = require "ffi"
 
 ffi.cdef [[
+int tcgetattr(int fd, void *termios);
 int forkpty(int *master, char *name, const void *termios, const void *size);
 int execvp(const char *file, char *const argv[]);
 int setenv(const char *name, const char *value, int overwrite);
@@ -69,6 +70,23 @@ function Terminal:expect(pattern, seconds)
 end
 
 function Terminal:send(text) assert(C.write(self.fd, text, #text) == #text) end
+
+--- Whether the terminal itself edits lines, as a shell's does; a line editor has that off.
+function Terminal:edits_lines()
+  local termios = ffi.new "unsigned int[32]"
+  assert(C.tcgetattr(self.fd, termios) == 0)
+  return math.floor(termios[3] / 2) % 2 == 1 -- ICANON of c_lflag
+end
+
+function Terminal:waits_until_it_edits_lines()
+  for _ = 1, 100 do
+    if self:edits_lines() then return true end
+    C.poll(nil, 0, 50)
+  end
+  return false
+end
+
+function Terminal:signal(number) C.kill(self.pid, number) end
 
 --- Types a line and gives what is shown up to the next prompt.
 function Terminal:line(text, prompt)

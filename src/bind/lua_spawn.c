@@ -22,6 +22,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
+#include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -110,6 +111,8 @@ typedef struct supervisor {
     double timeout;
     int signal_fd; /* -1: SIGINT is not ours */
     int armed;     /* the next Ctrl-C kills */
+    int on_terminal; /* SIGTERM is ours too: the terminal, which may be raw, goes back to what it was */
+    struct termios terminal;
     sigset_t old_mask;
     struct sigaction old_action;
 } supervisor;
@@ -123,11 +126,13 @@ static double now(void)
 
 static void take_sigint(supervisor *s)
 {
-    sigset_t only_int;
-    sigemptyset(&only_int);
-    sigaddset(&only_int, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &only_int, &s->old_mask);
-    s->signal_fd = s->outer == NULL ? signalfd(-1, &only_int, SFD_CLOEXEC | SFD_NONBLOCK) : -1;
+    sigset_t ours;
+    sigemptyset(&ours);
+    sigaddset(&ours, SIGINT);
+    s->on_terminal = s->outer == NULL && tcgetattr(STDIN_FILENO, &s->terminal) == 0;
+    if (s->on_terminal) sigaddset(&ours, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &ours, &s->old_mask);
+    s->signal_fd = s->outer == NULL ? signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK) : -1;
 }
 
 /* From here a Ctrl-C does what it does to any program. */
@@ -159,10 +164,25 @@ static void give_sigint_back(supervisor *s)
     pthread_sigmask(SIG_SETMASK, &s->old_mask, NULL);
 }
 
-static void on_sigint(supervisor *s)
+/* Ends as SIGTERM ends any program, the terminal as it was found. */
+static void on_sigterm(supervisor *s)
+{
+    sigset_t only_term;
+    sigemptyset(&only_term);
+    sigaddset(&only_term, SIGTERM);
+    tcsetattr(STDIN_FILENO, TCSANOW, &s->terminal);
+    raise(SIGTERM);
+    pthread_sigmask(SIG_UNBLOCK, &only_term, NULL);
+}
+
+static void on_signal(supervisor *s)
 {
     struct signalfd_siginfo details;
     if (read(s->signal_fd, &details, sizeof details) != sizeof details) return;
+    if (details.ssi_signo == SIGTERM) {
+        on_sigterm(s);
+        return;
+    }
     if (s->interrupt == ON_EVALUATE) {
         if (weft_world_interrupt_evaluation(s->spawn->world) == 2) arm_default(s);
         return;
@@ -199,7 +219,7 @@ static int supervise(supervisor *s, int running)
         poll(fds, s->signal_fd >= 0 ? 2 : 1, 50);
         uint64_t finished = 0;
         if ((fds[0].revents & POLLIN) && read(spawn->done_fd, &finished, sizeof finished) == sizeof finished) running -= (int)finished;
-        if (s->signal_fd >= 0 && (fds[1].revents & POLLIN)) on_sigint(s);
+        if (s->signal_fd >= 0 && (fds[1].revents & POLLIN)) on_signal(s);
         if (s->outer != NULL && weft_world_check(s->outer) != WEFT_OK)
             weft_world_abort(spawn->world, 0, WEFT_ABORTED, weft_error_message());
         if (weft_world_check(spawn->world) == WEFT_OK) aborted_at = told = 0; /* or taken back: core.evaluate */

@@ -18,7 +18,9 @@ local repl = {}
 -- One turn of a rank: what rank 0 sends is done here. Gives on rank 0 what is to be shown.
 local function perform(state, request)
   local shown
-  if request.command then
+  if request.command and request.leads then
+    shown = state.rank == 0 and require("weft.repl.commands")[request.command].here(state, request.rest) or nil
+  elseif request.command then
     shown = require("weft.repl.commands")[request.command].everywhere(state, request.rest)
   else
     shown = require("weft.repl.eval").run(state, request)
@@ -56,11 +58,12 @@ local function account(state, began, before)
 end
 
 -- What a failure shows. Ranks that fail alike are told of as rank 0, whichever was first; `own` is rank 0's failure.
-local function failure_text(failure, own)
+local function failure_text(state, failure, own)
   if failure.code == "interrupted" then return "interrupted" end
-  -- `return error "x"` is a tail call, which names the place that called the line.
-  local text = failure.message:gsub("%S*/repl/eval%.lua:%d+: ", "")
-  local mine = own and errors.message(own):gsub("%S*/repl/eval%.lua:%d+: ", "")
+  local text = failure.message:gsub("%(expression%):%d+: ", "")
+  local mine = own and errors.message(own):gsub("%(expression%):%d+: ", "")
+  local absent = not state.model and text:match "attempt to index global '(%l+)' %(a nil value%)"
+  if absent == "model" or absent == "engine" then return "no model is loaded: start with weft repl --model DIR" end
   return mine and text:match "^rank %d+: (.*)$" == mine and "rank 0: " .. mine or text
 end
 
@@ -83,7 +86,8 @@ local function turn(state, request)
   io.stdout:flush()
   if state.engine then state.engine:recover() end
   if state.quitting then return true end
-  complain(failure_text(shown, own))
+  local plain = request.leads and own and shown.code ~= "interrupted"
+  complain(plain and (type(own) == "table" and own.message or tostring(own)) or failure_text(state, shown, own))
   state.failure = shown
   return false
 end
@@ -96,7 +100,7 @@ local function command(state, name, rest)
     complain(("no command ,%s; ,help lists them"):format(name))
     return false
   end
-  if entry.everywhere then return turn(state, { command = name, rest = rest }) end
+  if entry.everywhere or entry.leads then return turn(state, { command = name, rest = rest, leads = entry.leads }) end
   local ok, shown, more = pcall(entry.here, state, rest)
   if not ok then
     complain(type(shown) == "table" and shown.message or tostring(shown))
@@ -122,8 +126,12 @@ local function act(state, piece)
   local ranks, message
   if piece.ranks then
     ranks, message = which_ranks(piece.ranks)
+    local named = piece.text:match "^%s*(,%a*)"
     if ranks == nil then
       complain(message)
+      return false
+    elseif named then
+      complain(("commands such as %s take no @: leave out @%s"):format(named, piece.ranks))
       return false
     elseif not piece.text:match "%S" then
       complain(("@%s wants Lua to evaluate, such as @%s weft.rank()"):format(piece.ranks, piece.ranks))
@@ -132,7 +140,7 @@ local function act(state, piece)
   end
   local chunk, syntax = require("weft.repl.read").compile(piece.text, state.env)
   if type(chunk) ~= "function" then
-    complain(syntax or "the input ends in the middle of a statement")
+    complain(syntax)
     return false
   end
   return turn(state, { text = piece.text, sum = require("weft.repl.eval").checksum(piece.text), ranks = ranks })

@@ -1,6 +1,6 @@
 --- The commands of the prompt: lines that begin with a comma, which no Lua does.
 --
--- `here` runs on rank 0; `everywhere` on all ranks inside core.evaluate, and gives on rank 0 what is
+-- `here` runs on rank 0, with `leads` inside core.evaluate, where Ctrl-C stops it; `everywhere` on all ranks inside core.evaluate, and gives on rank 0 what is
 -- to be shown. state: see commands/repl.lua.
 local core = require "weft.core"
 local errors = require "weft.errors"
@@ -72,6 +72,7 @@ commands.mem = { arguments = "", about = "memory of every rank: weights, cache, 
 
 commands.plan = { arguments = "[FLAGS]",
   about = "who holds what, what moves and what a step should cost, now or under other flags: those of weft plan (,plan --help)",
+  leads = true,
   here = function(state, rest)
     local words, message = read.words(rest)
     if not words then refuse(message) end

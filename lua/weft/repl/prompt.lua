@@ -17,17 +17,22 @@ local function note_local(state, text)
   prompt.complain "(a local lives as long as its line; without `local` the name stays for the session)"
 end
 
--- One piece, however many lines it takes; nil and why not.
+-- One piece, however many lines it takes; nil and why not. One blank line may stand in a piece, as in any program;
+-- a second one behind it, or Ctrl-C, drops the piece.
 local function read_piece(state, input)
   core.interrupted() -- a Ctrl-C that came too late for the line before is not for the next
   local line, why = input:read "weft> "
   if not line then return nil, why end
   local piece = read.parse(line)
-  local text = line
+  local text, blank = line, false
   while piece.kind == "lua" and piece.text:match "%S" and read.compile(piece.text, state.env) == "more" do
     line, why = input:read "  ... "
-    if not line then return nil, why end
-    if not line:match "%S" then return nil, "dropped" end
+    if not line and why == "eof" then return nil, why end
+    if not line or blank and not line:match "%S" then
+      prompt.complain "(dropped)"
+      return nil, "dropped"
+    end
+    blank = not line:match "%S"
     piece.text, text = piece.text .. "\n" .. line, text .. "\n" .. line
   end
   input:add(text)

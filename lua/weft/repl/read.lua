@@ -3,19 +3,24 @@ local read = {}
 
 local function unfinished(message) return message:find("near '<eof>'", 1, true) ~= nil end
 
---- A function with env as its globals; or "more" when the text is unfinished; or nil and the message.
+local function ends_at(text) return select(2, text:gsub("\n", "\n")) end
+
+--- A function with env as its globals; or "more" and what is missing when the text is unfinished; or nil and the message.
 -- An expression is tried first, so that results are shown without `return`.
 function read.compile(text, env)
   text = text .. "\n" -- without it an unclosed quote reads as unfinished for ever
-  local chunk, as_expression = loadstring("return " .. text, "=repl")
-  local as_statement
+  -- Behind the nil a call is no tail call, of which errors would name the wrong function.
+  local expression, as_expression = loadstring("return nil, " .. text, "=(expression)")
+  local chunk, as_statement = expression, nil
   if not chunk then chunk, as_statement = loadstring(text, "=repl") end
   if chunk then
     jit.off(chunk, true) -- compiled loops never look at hooks: Ctrl-C could not stop them
-    return setfenv(chunk, env)
+    setfenv(chunk, env)
+    return expression and function() return select(2, expression()) end or chunk
   end
   -- `1 +` is unfinished only as an expression, `for i = 1, 3 do` only as a statement.
-  if unfinished(as_expression) or unfinished(as_statement) then return "more" end
+  local missing = unfinished(as_statement) and as_statement or unfinished(as_expression) and as_expression
+  if missing then return "more", ("line %d: the input ends in the middle of a statement: %s"):format(ends_at(text), missing:match ":%d+: (.*) near '<eof>'") end
   return nil, (as_statement:gsub("^repl:", "line "))
 end
 
@@ -47,18 +52,23 @@ function read.words(text)
 end
 
 --- The pieces of a whole input, in order. Lines that begin with `,` or `@` stand alone, unless they are
--- inside a longer piece of Lua (a long string, say).
+-- inside a longer piece of Lua (a long string, say). Empty lines take the place of what stands above a piece of
+-- Lua, so that messages name the line of the input. A byte order mark is skipped.
 function read.pieces(input, env)
-  local pieces, held = {}, {}
+  local pieces, held, number = {}, {}, 0
   local function finish()
     local text = table.concat(held, "\n")
     held = {}
     if text:match "%S" then pieces[#pieces + 1] = { kind = "lua", text = text } end
   end
-  for line in (input:gsub("\n$", "") .. "\n"):gmatch "([^\n]*)\n" do
+  for line in (input:gsub("^\239\187\191", ""):gsub("\n$", "") .. "\n"):gmatch "([^\n]*)\n" do
+    number = number + 1
     if line:match "^[,@]" and (#held == 0 or read.compile(table.concat(held, "\n"), env) ~= "more") then
       finish()
-      pieces[#pieces + 1] = read.parse(line)
+      local piece = read.parse(line)
+      if piece.text then piece.text = ("\n"):rep(number - 1) .. piece.text end
+      pieces[#pieces + 1] = piece
+      for i = 1, number do held[i] = "" end
     else
       held[#held + 1] = line
     end

@@ -14,7 +14,8 @@ local function generate(engine, params)
   local given, request = {}, nil
   for key, value in pairs(params) do given[key] = value end
   given.stream = nil
-  if params.stream ~= false then
+  local streams = params.stream ~= false and not params.on_token
+  if streams then
     given.on_token = function(_, id, text)
       io.stdout:write(engine.tokenizer and text or id .. " ")
       io.stdout:flush()
@@ -25,7 +26,7 @@ local function generate(engine, params)
     request = engine:submit(given)
     while request.state ~= "finished" do engine:step() end
   end)
-  if params.stream ~= false and request and #request.output_ids > 0 then
+  if streams and request and #request.output_ids > 0 then
     io.stdout:write "\n"
     io.stdout:flush()
   end
@@ -154,7 +155,8 @@ function session.environment(state, model)
   env.engine = model and engine_of(model)
   env.policy = model and model.policy or state.policy
   --- generate "text" or generate { prompt =, prompt_ids =, max_tokens =, temperature =, ... }: continues a
-  -- text and streams it. Parameters are those of a request (request.lua); stream = false is silent. Gives
+  -- text and streams it. Parameters are those of a request (request.lua); stream = false is silent; on_token, called on rank 0, takes the
+  -- place of streaming. Gives
   -- { text =, output_ids =, finish_reason =, tok_per_s = } on every rank.
   function env.generate(params) return generate_on_all(model or no_model(), params) end
   --- bench { policy, policy, ..., batch = 1, context = 128, prefill = 128, steps = 16 }: replans the model
