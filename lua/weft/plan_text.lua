@@ -149,7 +149,8 @@ function plan_text.explain(policy, cfg, details)
     n.weight_dtype, n.cache_dtype, n.virtual_block, n.batch, n.batch == 1 and "" or "s", n.context), width, lines, "  ")
   for _, part in ipairs(n.parts) do part_lines(part, lines) end
   lines[#lines + 1] = ""
-  lines[#lines + 1] = ("all %d layers, embedding and head (predicted from the plan, not measured):"):format(n.num_layers)
+  lines[#lines + 1] = ("%s, embedding and head (predicted from the plan, not measured):"):format(
+    n.num_layers == 1 and "the layer" or ("all %d layers"):format(n.num_layers))
   table_lines("total", n.ranks, lines)
   return table.concat(lines, "\n") .. "\n"
 end

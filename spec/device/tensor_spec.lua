@@ -6,6 +6,7 @@ describe("weft.tensor", function()
     local t = core.tensor({ 2, 3 }, "float32", { 1, 2, 3, 4, 5, 6 })
     assert.same({ 2, 3 }, t.shape)
     assert.equal("float32[2, 3]", tostring(t))
+    assert.matches("^f32%[2, 3%] ", t:show(2)) -- as the prompt names dtypes
     assert.equal(6, t:get(1, 2))
   end)
 

@@ -82,6 +82,34 @@ describe("the picture of a plan", function()
     assert.matches("│ ░░░░░░░░░░░█ │", text, 1, true)
   end)
 
+  it("is an SVG with marks wide enough to be seen, and no colour with two meanings", function()
+    local parts = {}
+    for i, name in ipairs { "embedding", "qkv", "attention", "exchange", "o_proj", "mlp", "experts", "lm_head", "collectives", "host" } do
+      parts[i] = { part = name, ms = 0.1 }
+    end
+    local price = { machine = "h200", ms = 1, batch = 1, context = 1, tok_per_s_user = 1, tok_per_s_gpu = 1, parts = parts }
+    local n = of("meta-llama--Meta-Llama-3.1-405B", { tensor = 64, attention = { tensor = 8 } })
+    local cells, whole = svg.draw(n), svg.draw(n, price)
+    local seen = {}
+    for x, width, fill in cells:gmatch '<rect x="([%d.]+)" y="[%d.]+" width="([%d.]+)" height="5" fill="(#%x+)"' do
+      assert.is_true(tonumber(width) >= 3, width)
+      assert.is_true(x + width <= 676.01)
+      seen[fill] = true
+    end
+    local step = whole:sub(whole:find("one decode step", 1, true), -1)
+    for fill in step:gmatch 'height="16" fill="(#%x+)"' do
+      assert.is_nil(seen[fill], fill)
+      seen[fill] = true
+    end
+  end)
+
+  it("says whole where nothing is cut", function()
+    local notes = table.concat(picture.of(of(minimax, { tensor = 1 })).panels[2].notes, "; ")
+    assert.matches("^every expert whole; ", notes)
+    assert.equal("heads whole", picture.of(of(llama, { tensor = 1 })).panels[1].notes[1])
+    assert.equal("cut 8 ways", picture.of(of(llama, { tensor = 8 })).panels[2].notes[1])
+  end)
+
   it("is an SVG whose elements close, with every rank, the legend and nothing from elsewhere", function()
     for _, case in ipairs(plans) do
       local text = svg.draw(of(unpack(case)), { machine = "h200", ms = 2, batch = 1, context = 1, tok_per_s_user = 500, tok_per_s_gpu = 500,

@@ -25,6 +25,11 @@ const char *weft_dtype_name(weft_dtype dtype)
     return dtypes[dtype].name;
 }
 
+const char *weft_dtype_short_name(weft_dtype dtype)
+{
+    return dtypes[dtype].short_name;
+}
+
 int weft_dtype_from_name(const char *name, weft_dtype *out)
 {
     for (int i = 0; i < WEFT_DTYPE_COUNT; i++) {

@@ -18,6 +18,8 @@ typedef enum weft_dtype {
 size_t weft_dtype_size(weft_dtype dtype);
 /* "float32", "bfloat16", "float16", "int32", "float8_e4m3", "uint8" */
 const char *weft_dtype_name(weft_dtype dtype);
+/* "bf16": as the prompt shows it. */
+const char *weft_dtype_short_name(weft_dtype dtype);
 /* Accepts the names above and the short forms f32, bf16, f16, i32, fp8. Returns 0 when unknown. */
 int weft_dtype_from_name(const char *name, weft_dtype *out);
 

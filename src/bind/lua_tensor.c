@@ -269,7 +269,7 @@ static int l_totable(lua_State *L)
     return 1;
 }
 
-/* t:show([n]) -> "bfloat16[8, 3072] 0.1 0.2 ...": values on demand, at most n (default 8). */
+/* t:show([n]) -> "bf16[8, 3072] 0.1 0.2 ...": values on demand, at most n (default 8). */
 static int l_show(lua_State *L)
 {
     weft_tensor *tensor = weft_check_tensor(L, 1);
@@ -279,7 +279,8 @@ static int l_show(lua_State *L)
     luaL_Buffer buffer;
     int values = lua_gettop(L), count = (int)lua_objlen(L, values);
     luaL_buffinit(L, &buffer);
-    luaL_addstring(&buffer, weft_tensor_describe(tensor, text, sizeof text));
+    luaL_addstring(&buffer, weft_dtype_short_name(tensor->dtype)); /* in place of the name that describe begins with */
+    luaL_addstring(&buffer, weft_tensor_describe(tensor, text, sizeof text) + strlen(weft_dtype_name(tensor->dtype)));
     for (int i = 1; i <= count; i++) {
         lua_rawgeti(L, values, i);
         snprintf(text, sizeof text, " %.6g", lua_tonumber(L, -1));

@@ -147,7 +147,7 @@ function verify.run(options)
     end
     io.stdout:write(json.encode(json.array(rows)), "\n")
   else
-    io.stdout:write(("%d plans, %d prompts: %s\n"):format(#rows, #prompts,
+    io.stdout:write(("%d plan%s, %d prompt%s: %s\n"):format(#rows, #rows == 1 and "" or "s", #prompts, #prompts == 1 and "" or "s",
       failed == 0 and "all agree with one rank" or failed .. " differ"))
   end
   return failed == 0 and 0 or 1

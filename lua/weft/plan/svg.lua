@@ -6,22 +6,33 @@ local svg_page = require "weft.plan.svg_page"
 local svg = {}
 
 local page_width, margin, gap = 700, 24, 4
+local padding = 6 -- of a cell, left and right
 local text_size, line_height, bar_height = 8.8, 11.5, 5
 -- Told apart also by readers who see colours otherwise (Okabe and Ito).
 local colours = { heads = "#0072b2", tokens = "#e69f00", out = "#56b4e9", columns = "#8f6bb3", experts = "#009e73", rows = "#7b8794" }
-local part_colours = { embedding = "#7b8794", qkv = "#56b4e9", attention = "#0072b2", exchange = "#e69f00", o_proj = "#8fd3ff", mlp = "#8f6bb3",
-  experts = "#009e73", lm_head = "#b7a1cf", collectives = "#d55e00", host = "#c3cad2" }
+-- Of the step's parts: none is a colour of the cells, which mean something else.
+local part_colours = { embedding = "#3d4451", qkv = "#c9a24d", attention = "#7a1f5c", exchange = "#d55e00", o_proj = "#e8d3a2", mlp = "#1f5c66",
+  experts = "#a3b545", lm_head = "#e3a1b3", collectives = "#a12222", host = "#d9dde2" }
+local narrowest = 3 -- a part of a bar that can be seen
+
+-- Where a mark of `wide` of a bar of `width` stands, made wide enough to be seen and kept within the bar.
+local function seen(from, wide, width)
+  local shown = math.min(width, math.max(narrowest, wide))
+  return math.max(0, math.min(from + wide / 2 - shown / 2, width - shown)), shown
+end
 
 local function draw_bar(page, bar, x, y, width)
   page:rect(x, y, width, bar_height, svg_page.pale)
   if bar.kind ~= "tokens" then
-    page:rect(x + width * bar.from / bar.total, y, math.max(1, width * (bar.to - bar.from) / bar.total), bar_height, colours[bar.kind])
+    local from, wide = seen(width * bar.from / bar.total, width * (bar.to - bar.from) / bar.total, width)
+    if bar.to > bar.from then page:rect(x + from, y, wide, bar_height, colours[bar.kind]) end
     return
   end
   local periods = math.max(1, math.floor(16 / bar.strips))
   local strip = width / (periods * bar.strips)
   for i = 0, periods - 1 do
-    page:rect(x + (i * bar.strips + bar.mine) * strip, y, math.max(1, strip - (periods > 1 and 0.5 or 0)), bar_height, colours.tokens)
+    local from, wide = seen((i * bar.strips + bar.mine) * strip, strip - (periods > 1 and 0.5 or 0), width)
+    page:rect(x + from, y, wide, bar_height, colours.tokens)
   end
 end
 
@@ -35,15 +46,15 @@ local function cell_height(cell) return 17 + #cell.lines * line_height + #cell.b
 
 local function draw_cell(page, cell, x, y, width)
   page:rect(x, y, width, cell_height(cell), "#ffffff", { stroke = svg_page.edge, radius = 3, stroke_width = 0.8 })
-  page:text(x + 4, y + 12.5, ("rank %d"):format(cell.rank), { size = text_size, bold = true })
+  page:text(x + padding, y + 12.5, ("rank %d"):format(cell.rank), { size = text_size, bold = true })
   local at = y + 12.5
   for _, line in ipairs(cell.lines) do
     at = at + line_height
-    page:text(x + 4, at, line_text(cell, line), { size = text_size, fill = svg_page.grey })
+    page:text(x + padding, at, line_text(cell, line), { size = text_size, fill = svg_page.grey })
   end
   at = at + 5
   for _, bar in ipairs(cell.bars) do
-    draw_bar(page, bar, x + 4, at, width - 8)
+    draw_bar(page, bar, x + padding, at, width - 2 * padding)
     at = at + bar_height + 3
   end
 end
@@ -54,7 +65,7 @@ local function band_of(panel, width)
   for _, cell in ipairs(panel.cells) do
     for _, line in ipairs(cell.lines) do widest = math.max(widest, svg_page.text_width(line_text(cell, line), text_size)) end
   end
-  local fit = math.max(1, math.min(8, math.floor((width + gap) / (widest + 8 + gap))))
+  local fit = math.max(1, math.min(8, math.floor((width + gap) / (widest + 2 * padding + gap))))
   local bands = math.ceil(panel.columns / fit)
   return math.ceil(panel.columns / bands)
 end

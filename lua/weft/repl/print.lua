@@ -6,7 +6,7 @@ local show = {}
 local limits = { depth = 4, items = 30, string = 200, width = 100 }
 show.limits = limits
 
-local short = { float32 = "f32", bfloat16 = "bf16", float16 = "f16", float8_e4m3 = "f8", int32 = "i32", int64 = "i64", uint8 = "u8" }
+local short = { float32 = "f32", bfloat16 = "bf16", float16 = "f16", float8_e4m3 = "fp8", int32 = "i32", int64 = "i64", uint8 = "u8" }
 
 --- "bf16[8, 3072 @tensor/4] cpu:0": dtype, shape with the axis that cuts a dimension where it is known,
 -- and the device of this rank.
