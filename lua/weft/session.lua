@@ -191,8 +191,11 @@ local function build_layers(session, model, weights)
   local policy = { get = function(_, ...) return core.layer_parallel.get(...) end }
   local make = model.build
   if session.reuse then make = function(...) return session.reuse:build(nn, weights, model.build, ...) end end
-  local ok, built = pcall(make, session.cfg, weights, policy)
-  if weights.options.on_tensor then weights.options.on_tensor(nil) end
+  local function loaded()
+    if weights.options.on_tensor then weights.options.on_tensor(nil) end
+  end
+  local ok, built = pcall(core.attempt, function() return make(session.cfg, weights, policy) end, loaded)
+  if ok then loaded() end
   nn.on_layer = function() end
   if not ok then error(built, 0) end
   if type(built) ~= "table" or type(built.forward) ~= "function" or type(built.lm_head) ~= "userdata" then

@@ -81,6 +81,23 @@ describe("weft repl without a terminal", function()
     assert.matches("^<number><number>%-%- 2 tokens", out)
   end)
 
+  it("explains parts of layers, methods of types, and the model where there is none", function()
+    local function answer(input, ...)
+      local code, out, err = repl(input, ...)
+      assert.equal(0, code, err)
+      return out
+    end
+    local loaded = answer("model.layers[0].o_proj?\n,help model.layers[0].qkv_proj\n,help model['name']", "--model", demo)
+    assert.matches("row_linear.*methods:\n.*:forward .*qkv_linear 192 %-> 512.*:split_qkv.*LlamaForCausalLM, a string\n$", loaded)
+    assert.equal("t:show([n])\n", answer ",help tensor:show")
+    assert.equal("t:show([n])\n", answer ",help weft.tensor:show")
+    assert.equal(":get_output_size(n)\n", answer ",help weft.plan:get_output_size")
+    assert.matches("cuts the loaded model another way.*defined at", answer ",help model:replan")
+    assert.matches("\nweft.tensor: a small tensor API for scripts, specs and the prompt%.\n.*:view +t:view{...}\n", answer ",help weft.tensor")
+    assert.matches("weft.nn.layers +All decoder layers: layer%(cfg", answer ",help weft.nn")
+    assert.equal(1, (repl ",help model..x"))
+  end)
+
   it("prompts all the same under -i, and goes on after an error", function()
     local code, out, err = repl("1 +\n2\nerror 'x'\n'still here'\n", "-i")
     assert.equal(0, code)

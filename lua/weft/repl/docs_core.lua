@@ -4,7 +4,7 @@ local core = require "weft.core"
 
 local docs = {}
 
-local pages -- { { file =, head = first line, lines = {...}, text = } }
+local pages -- { { file =, about = first sentence, head = first line, lines = {...}, text = } }
 
 local function read()
   if pages then return pages end
@@ -14,7 +14,8 @@ local function read()
     for line in (comment:gsub("%s*%*/%s*$", "") .. "\n"):gmatch "([^\n]*)\n" do
       lines[#lines + 1] = (line:gsub("^/%*%s?", ""):gsub("^ %*%s?", ""))
     end
-    pages[#pages + 1] = { head = table.concat(lines, " "):match "^(.-[.:])%s" or lines[1], lines = lines, text = table.concat(lines, "\n"),
+    local paragraph = (table.concat(lines, "\n") .. "\n\n"):match "^(.-)\n%s*\n":gsub("%s+", " "):gsub("^bind/%S+ %- ", "")
+    pages[#pages + 1] = { about = paragraph:match "^(.-%.)%s" or paragraph, head = table.concat(lines, " "):match "^(.-[.:])%s" or lines[1], lines = lines, text = table.concat(lines, "\n"),
       file = lines[1]:match "^bind/(%S+)" }
   end
   return pages
@@ -24,8 +25,21 @@ local function escaped(text) return (text:gsub("[%p]", "%%%0")) end
 
 local function indent(line) return #line:match "^%s*" end
 
+-- Of a line that lists several functions, the call of one with what is said of it; and whether more stands behind it.
+local function call_of(line, name)
+  local at, last = line:find(name .. "%f[^%w_]")
+  if not at then return line, false end
+  local first = name:match "^:" and #line:sub(1, at):match "^(.-)[%w_]*:$" + 1 or at
+  local _, closed = line:find("^%b()", last + 1)
+  if not closed then _, closed = line:find("^%b{}", last + 1) end
+  closed = closed or last
+  local rest = line:sub(closed + 1)
+  local cut = rest:find "^%s+%a*[:.][%l_]+" or rest:find "%s%s+%a*[:.][%l_]+"
+  return line:sub(first, cut and closed + cut - 1 or nil), cut ~= nil
+end
+
 -- The line that names it, and those that go on with it (deeper, or the text's own column).
-local function entry(page, pattern)
+local function entry(page, pattern, name)
   for i, line in ipairs(page.lines) do
     if i > 1 and line:find(pattern) then
       local found, depth = { line }, indent(line)
@@ -35,6 +49,11 @@ local function entry(page, pattern)
         found[#found + 1] = next_line
       end
       for k, text in ipairs(found) do found[k] = text:sub(depth + 1) end
+      if name then
+        local call, more = call_of(found[1], name)
+        if more then return call end
+        found[1] = call
+      end
       return table.concat(found, "\n")
     end
   end
@@ -54,11 +73,11 @@ function docs.text(name)
   for _, page in ipairs(read()) do
     local found
     if class then
-      found = names_type(page, class) and (entry(page, ":" .. method .. "%f[^%w_]") or method == "close" and "close(): lets go of the object; may be called again")
+      found = names_type(page, class) and (entry(page, ":" .. method .. "%f[^%w_]", ":" .. method) or method == "close" and "close(): lets go of the object; may be called again")
     elseif name:match "^core%." then
-      found = page.text:find(escaped(name) .. "%f[^%w_]") and entry(page, escaped(name) .. "%f[^%w_]")
+      found = page.text:find(escaped(name) .. "%f[^%w_]") and entry(page, escaped(name) .. "%f[^%w_]", escaped(name))
     elseif names_type(page, name) then
-      found = page.head
+      found = page.about
     end
     if found then return found, page.text end
   end

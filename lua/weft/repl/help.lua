@@ -76,29 +76,51 @@ local function of_c(fn)
   return text or name, page
 end
 
---- Follows "weft.nn.rms_norm", "model:replan", "weft.tensor:view" from the session's table. Metamethods
+-- "a.b[0]:c" -> { "a", "b", 0, "c" }; nil when it is no such path.
+local function parts_of(path)
+  local parts, at = {}, 1
+  while at <= #path do
+    local index, behind = path:match("^%[(%d+)%]()", at)
+    local name, after = path:match("^[.:]?([%a_][%w_]*)()", at)
+    if not index and not name then
+      name, after = select(2, path:match("^%[([\"'])(.-)%1%]()", at))
+    end
+    if not index and not name then return nil end
+    parts[#parts + 1] = name or tonumber(index)
+    at = after or behind
+  end
+  return parts
+end
+
+-- What `model` and `engine` would be, where there is no model.
+local function absent(name)
+  if name == "model" then return require "weft.live" end
+  if name == "engine" then return require "weft.engine" end
+end
+
+--- Follows "weft.nn.rms_norm", "model.layers[0].o_proj", "model:replan", "weft.tensor:view" from the session's table. Metamethods
 -- of weft's own tables may load a module; nothing else runs.
 function help.find(path, env)
   local owner, method = path:match "^(weft%.[%w_]+):([%w_]+)$"
   local methods = owner and core._methods(owner)
   if methods and methods[method] then return methods[method], true end
-  local value = env
-  for part in path:gmatch "[^.:]+" do
-    if type(value) == "userdata" then
-      local class = getmetatable(value)
-      value = type(class) == "string" and core._methods(class) or nil
-    end
-    if value == nil then return nil, false end
-    local ok, found = pcall(function(v) return v[part] end, value)
+  local value, parts = env, parts_of(path)
+  for i, part in ipairs(parts or {}) do
+    local class = type(value) == "userdata" and getmetatable(value)
+    local own = type(class) == "string" and core._methods(class)
+    local ok, found = true, own and own[part]
+    if not found then ok, found = pcall(function(v) return v[part] end, value) end
+    if found == nil and i == 1 then found = absent(part) end
     if not ok or found == nil then return nil, false end
     value = found
   end
-  return value, true
+  return value, parts ~= nil
 end
 
 local function first_sentence(text)
-  local line = text:gsub("\n", " ")
-  return (line:match "^(.-[.:;]) " or line):sub(1, 90)
+  local line = text:gsub("%s+", " ")
+  line = line:match "^(.-%.) " or line
+  return #line <= 100 and line or line:sub(1, 97):match "^(.*)%s" .. " ..."
 end
 
 local function listing(t, prefix)
@@ -135,7 +157,9 @@ function help.text(path, env)
   local value, found = help.find(path, env)
   local kind_text = of_type(path) or of_type("weft." .. path)
   if not found then
-    if kind_text then return kind_text end
+    local method = path:match "^weft%.[%w_]+:[%w_]+$" or path:match "^[%w_]+:[%w_]+$" and "weft." .. path
+    local written = kind_text or method and docs.text(method)
+    if written then return written end
     return nil, ("nothing is called '%s' here; ,help alone lists what there is"):format(path)
   end
   local parts = {}

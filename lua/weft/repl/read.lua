@@ -24,6 +24,8 @@ function read.compile(text, env)
   return nil, (as_statement:gsub("^repl:", "line "))
 end
 
+local function asks(line) return line:match "^%s*([%a_][%w_%.:%[%]\"']*)%s*%?%s*$" end
+
 --- What a line of its own is: { kind = "command", name, rest }, { kind = "help", name },
 -- { kind = "lua", ranks = "2" | "*" | nil, text }.
 function read.parse(line)
@@ -31,7 +33,7 @@ function read.parse(line)
   if name then return { kind = "command", name = name, rest = rest } end
   local ranks, text = line:match "^@(%S*)%s*(.*)$"
   if ranks then return { kind = "lua", ranks = ranks, text = text } end
-  local asked = line:match "^%s*([%a_][%w_%.:]*)%s*%?%s*$"
+  local asked = asks(line)
   if asked then return { kind = "command", name = "help", rest = asked } end
   return { kind = "lua", text = line }
 end
@@ -51,7 +53,7 @@ function read.words(text)
   end
 end
 
---- The pieces of a whole input, in order. Lines that begin with `,` or `@` stand alone, unless they are
+--- The pieces of a whole input, in order. Lines that begin with `,` or `@` and NAME? stand alone, unless they are
 -- inside a longer piece of Lua (a long string, say). Empty lines take the place of what stands above a piece of
 -- Lua, so that messages name the line of the input. A byte order mark is skipped.
 function read.pieces(input, env)
@@ -63,7 +65,7 @@ function read.pieces(input, env)
   end
   for line in (input:gsub("^\239\187\191", ""):gsub("\n$", "") .. "\n"):gmatch "([^\n]*)\n" do
     number = number + 1
-    if line:match "^[,@]" and (#held == 0 or read.compile(table.concat(held, "\n"), env) ~= "more") then
+    if (line:match "^[,@]" or asks(line)) and (#held == 0 or read.compile(table.concat(held, "\n"), env) ~= "more") then
       finish()
       local piece = read.parse(line)
       if piece.text then piece.text = ("\n"):rep(number - 1) .. piece.text end
