@@ -77,12 +77,11 @@ end
 
 -- ---- which family a checkpoint speaks ----
 
+local most = 64 * 1024 * 1024 -- bytes of a file with a template
+
 local function read(path)
-  local file = io.open(path, "rb")
-  if not file then return nil end
-  local text = file:read "*a"
-  file:close()
-  return text
+  local ok, text = pcall(core.read_file, path, most)
+  return ok and text or nil
 end
 
 --- The checkpoint's own template: chat_template.jinja, or a field of tokenizer_config.json.

@@ -35,14 +35,23 @@ function errors.message(err)
   return visible((tostring(text):gsub("%s*\n%s*", " "):gsub("\t", " ")))
 end
 
---- The whole of a text file. `what` says what it is for: "cannot read the plan FILE: Is a directory".
+local most_text, piece = 256 * 1024 * 1024, 1024 * 1024
+
+--- The whole of a text file or a pipe, at most 256 MiB. `what` says what it is for: "cannot read the prompts FILE: Is a directory".
 function errors.read_file(path, what)
   local file, message = io.open(path, "rb")
   if not file then errors.raise { message = ("cannot read %s %s"):format(what, message), code = "io" } end
-  local text, why = file:read "*a"
+  local pieces, bytes, text, why = {}, 0, nil, nil
+  repeat
+    text, why = file:read(piece)
+    pieces[#pieces + 1], bytes = text, bytes + #(text or "")
+  until not text or bytes > most_text
   file:close()
-  if not text then errors.raise { message = ("cannot read %s %s: %s"):format(what, path, why), code = "io" } end
-  return text
+  if why then errors.raise { message = ("cannot read %s %s: %s"):format(what, path, why), code = "io" } end
+  if bytes > most_text then
+    errors.raise { message = ("cannot read %s %s: more than the %d bytes that such a file may have"):format(what, path, most_text), code = "format" }
+  end
+  return table.concat(pieces)
 end
 
 local most = 64 * 1024 * 1024

@@ -230,9 +230,8 @@ end
 local function load_tokenizer(folder)
   if folder:match "%.json$" then return nil end
   local tokenizer, message, code = core.tokenizer.load(folder)
-  local file = not tokenizer and io.open(folder .. "/tokenizer.json", "rb")
-  if file then file:close() end
-  if not tokenizer and (code ~= "io" or file) then errors.raise { message = message, code = code } end
+  local path = folder .. "/tokenizer.json"
+  if not tokenizer and (code ~= "io" or core.same_file(path, path)) then errors.raise { message = message, code = code } end
   return tokenizer
 end
 

@@ -233,6 +233,22 @@ describe("files that come in", function()
     files.remove(folder)
   end)
 
+  it("that are texts may be pipes, with an end", function()
+    local code, _, err = program.run { "tokenize", "--model", demo, "-f", "/dev/zero", limit = 60 }
+    assert.equal(1, code)
+    assert.is_truthy(err:find("cannot read the texts /dev/zero: more than the 268435456 bytes", 1, true), err)
+    assert.equal(0, (program.run { "tokenize", "--model", demo, "-f", "/dev/stdin", input = '"Once"\n' }))
+  end)
+
+  it("are not where the logits go", function()
+    local path = files.temporary("return { tensor = 2 }", ".lua")
+    local code, _, err = program.run { "logits", "--model", demo, "--plan", path, "--prompt-ids", "5", "--out", path }
+    assert.equal("return { tensor = 2 }", files.read(path))
+    os.remove(path)
+    assert.equal(2, code)
+    assert.is_truthy(err:find("this command reads that file", 1, true), err)
+  end)
+
   it("are named where the model refuses a plan", function()
     local path = files.temporary("return { tensor = 2, layers = { ['0-99'] = { attention = { tensor = 1 } } } }", ".lua")
     plan("the plan " .. path .. ": layers: 0-99, but the model has 4 layers", "--model", demo, "--plan", path)

@@ -31,6 +31,9 @@ function logits.run(options)
   if options.file then errors.raise { usage = true, message = "weft logits takes one prompt: --prompt or --prompt-ids" } end
   run.check_prompt(options)
   if not options.out then errors.usage "--out FILE.safetensors is missing" end
+  for _, path in ipairs { options.plan or "", options.script or "" } do
+    if core.same_file(options.out, path) then errors.usage(("--out %s: this command reads that file; name another"):format(options.out)) end
+  end
   if options.model and core.same_file(options.out, options.model) then
     errors.usage(("--out %s is a file of the model"):format(options.out))
   end
