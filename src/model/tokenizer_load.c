@@ -285,8 +285,9 @@ weft_status weft_tokenizer_parse(weft_tokenizer **out, const char *name, const c
 
 static weft_status read_file(const char *path, char **out, size_t *bytes)
 {
-    FILE *file = fopen(path, "rb");
     struct stat info;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) return weft_fail(WEFT_IO, "%s is not a file", path); /* a pipe: opening waits */
+    FILE *file = fopen(path, "rb");
     if (file == NULL) return weft_fail(WEFT_IO, "cannot read %s: %s", path, strerror(errno));
     weft_status status = WEFT_OK;
     char *data = NULL;
