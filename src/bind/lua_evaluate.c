@@ -34,7 +34,7 @@ static void push_outcome(lua_State *L, const weft_outcome *outcome, int world_si
 {
     int plain = outcome->code == WEFT_INTERRUPTED || world_size == 1;
     if (plain) lua_pushstring(L, outcome->message);
-    else lua_pushfstring(L, "rank %d: %s", outcome->rank, outcome->message);
+    else weft_push_rank_message(L, outcome->rank, outcome->message, " :");
     weft_push_error(L, weft_status_name(outcome->code), lua_tostring(L, -1));
     lua_remove(L, -2);
     lua_pushinteger(L, outcome->rank);

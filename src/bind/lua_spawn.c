@@ -259,7 +259,7 @@ static void raise_failure(lua_State *L, const weft_spawn *spawn)
         weft_push_error(L, weft_status_name(code), message);
         lua_error(L);
     }
-    lua_pushfstring(L, "rank %d: %s", rank, message);
+    weft_push_rank_message(L, rank, message, " ");
     weft_push_error(L, weft_status_name(code), lua_tostring(L, -1));
     int mine = lua_gettop(L);
     if (spawn->threads[rank].error != NULL) {

@@ -202,6 +202,14 @@ const char *weft_push_error_text(lua_State *L, int index, weft_status *code)
     return lua_pushfstring(L, "the error is a %s without a message", luaL_typename(L, index));
 }
 
+void weft_push_rank_message(lua_State *L, int rank, const char *message, const char *behind)
+{
+    size_t digits = strncmp(message, "rank ", 5) == 0 ? strspn(message + 5, "0123456789") : 0;
+    int named = digits > 0 && message[5 + digits] != 0 && strchr(behind, message[5 + digits]) != NULL;
+    if (named) lua_pushstring(L, message);
+    else lua_pushfstring(L, "rank %d: %s", rank, message);
+}
+
 /* The error is argument 2: tells the world, and keeps the whole table for the caller. */
 static int report(lua_State *L)
 {

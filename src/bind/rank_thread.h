@@ -37,6 +37,9 @@ void weft_rank_thread_watch(lua_State *L);
 weft_status weft_status_of(const char *name);
 /* Pushes the text of the error at index. */
 const char *weft_push_error_text(lua_State *L, int index, weft_status *code);
+/* Pushes "rank 2: message"; the message alone where it begins with a rank already, as in "rank 1 has another policy".
+ * behind: what may follow that rank's number; " " alone where ranks may have started ranks. */
+void weft_push_rank_message(lua_State *L, int rank, const char *message, const char *behind);
 /* The spawn that this state is a rank of, or NULL. */
 weft_spawn *weft_lua_spawn(lua_State *L);
 void weft_open_rank(lua_State *L); /* core.rank, publish, receive, abort, interrupted, ... */
