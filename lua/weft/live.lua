@@ -1,6 +1,7 @@
 --- A model that runs: what can be changed while its ranks stay. Methods of the session (`model` at
 -- the prompt); all are collective: every rank calls them with the same arguments.
 local core = require "weft.core"
+local agree = require "weft.agree"
 local policies = require "weft.policy"
 local Session = require "weft.session"
 local setup = require "weft.setup"
@@ -51,23 +52,29 @@ function Session:bytes()
   return list
 end
 
--- Builds beside what there is, and swaps when all ranks have built. prepare() and undo() frame it.
+-- Builds beside what there is, and swaps when all ranks have built. prepare() and undo() frame it. What is not used
+-- afterwards is given back, the new layers or the old ones.
 local function rebuild(session, change, prepare, undo)
-  local committed = false
+  local committed, fresh = false, nil
   core.attempt(function()
     if prepare then prepare() end
-    local fresh = setmetatable({}, Session)
+    fresh = setmetatable({}, Session)
     for key, value in pairs(session) do fresh[key] = value end
     for key, value in pairs(change) do fresh[key] = value end
-    Session.build_model(fresh, fresh.script, fresh.options)
+    Session.build_model(fresh, fresh.script, fresh.options, true)
     return core.commit(function()
-      committed = true
+      committed, fresh.made = true, nil
       for key, value in pairs(fresh) do session[key] = value end
       if session.reuse then session.reuse:keep() end
       if session.engine then session.engine:rebind() end
+      Session.collect()
     end)
   end, function()
-    if not committed and undo then undo() end
+    if committed then return end
+    if fresh then fresh:discard() end
+    fresh = nil
+    if undo then undo() end
+    Session.collect()
   end)
 end
 
@@ -85,12 +92,24 @@ local function legal(session, value, name)
   return policy
 end
 
+--- model:plans(values [, count]): the policies that the values are or make, the same on all ranks and legal for the model.
+function Session:plans(values, count)
+  return agree.on("policy", function()
+    local list, texts = {}, {}
+    for i = 1, count or #values do
+      list[i] = legal(self, values[i], self.name)
+      texts[i] = policies.text(list[i], self.cfg.num_hidden_layers)
+    end
+    return list, table.concat(texts, "\n")
+  end)
+end
+
 --- model:replan(policy): cuts the loaded model another way on the same ranks. Groups and shards are
 -- made beside the old ones and take their place when every rank has them; when one fails, or Ctrl-C
 -- comes, the old plan stays. The cache is dropped: requests that run compute their tokens again.
 -- policy: a weft.policy, or its sizes: model:replan { tensor = 4, attention = { tensor = 2 } }.
 function Session:replan(policy)
-  policy = legal(self, policy, self.name)
+  policy = self:plans({ policy }, 1)[1]
   local rank, before, old = self.rank.rank, self.policy, nil
   rebuild(self, { policy = policy, reuse = self.reuse and Reuse.new() or nil, num_blocks = false }, function()
     old = core.take_groups()
@@ -101,7 +120,6 @@ function Session:replan(policy)
     core.layer_parallel.init(policies.lowered(before, rank))
   end)
   old:close()
-  Session.collect()
   return self
 end
 
@@ -109,13 +127,15 @@ end
 -- the weights that are loaded: layers that it makes with the same arguments are the ones there are.
 -- The old one stays when the new one cannot be built.
 function Session:use(script)
-  if type(script) ~= "table" or type(script.build) ~= "function" then
-    error("model:use needs a model with a build function (weft.model \"Name\" {...}), got " .. type(script), 2)
-  end
-  local name = script.name or self.name
-  legal(self, self.policy, name)
+  local name = agree.on("model", function()
+    if type(script) ~= "table" or type(script.build) ~= "function" then
+      error("model:use needs a model with a build function (weft.model \"Name\" {...}), got " .. type(script), 0)
+    end
+    local name, build = script.name or self.name, debug.getinfo(script.build, "S")
+    legal(self, self.policy, name)
+    return name, ("%s, built by %s:%d"):format(name, build.short_src, build.linedefined)
+  end)
   rebuild(self, { script = script, name = name })
-  Session.collect()
   return self
 end
 

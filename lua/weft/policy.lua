@@ -177,6 +177,41 @@ function policies.validate(policy, cfg, model)
   return nil, type(err) == "table" and err.message or tostring(err)
 end
 
+local cut_types = { "attention", "mlp", "experts", "embedding", "lm_head" }
+
+--- All that a policy says, a line for each thing, so that ranks can compare: also what tostring leaves out.
+function policies.text(policy, num_layers)
+  local lines = { tostring(policy) }
+  for _, layer_type in ipairs(cut_types) do
+    local function sizes(layer)
+      local s = policy:sizes(layer_type, layer)
+      return ("%s={tensor=%d,context=%d,expert=%d,interleave=%d,exchange=%s}")
+        :format(layer_type, s.tensor, s.context, s.expert, s.interleave, s.exchange)
+    end
+    local common = sizes()
+    lines[#lines + 1] = common
+    for i = 0, num_layers - 1 do
+      local own = sizes(i)
+      if own ~= common then lines[#lines + 1] = ("layer %d %s"):format(i, own) end
+    end
+  end
+  return table.concat(lines, "\n")
+end
+
+--- The policy that options give on this rank, the same on all. Collective; num_layers: of the model, or 0.
+function policies.of_ranks(options, num_layers)
+  local ranks = core.rank().world_size
+  local policy = require("weft.agree").on("policy", function()
+    local policy = policies.from_options(options)
+    return policy, policies.text(policy, num_layers)
+  end)
+  if policy.num_ranks ~= ranks then
+    errors.usage(("the plan gives a policy for %d ranks when ranks run it, and gave one for %d before they were started")
+      :format(policy.num_ranks, ranks))
+  end
+  return policy
+end
+
 --- The plans of a rank, as layer_parallel.init takes them: default plan, overrides.
 function policies.lowered(policy, rank)
   return policy:lower(rank)

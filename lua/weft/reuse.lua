@@ -3,6 +3,7 @@
 --
 -- While a model is built, nn's constructors look here first. A layer is found by its constructor,
 -- its place in the checkpoint and its arguments; the n-th call with the same is the n-th layer.
+local core = require "weft.core"
 local Weights = require "weft.weights"
 
 local Reuse = {}
@@ -47,7 +48,7 @@ local function seeking(self, nn, name, make)
     if entry then
       for _, told in ipairs(entry.told) do
         self.options.last_tensor = told[3]
-        listener(told[1], told[2])
+        listener(told[1], told[2], true)
       end
     else
       entry = { told = {} }
@@ -55,10 +56,11 @@ local function seeking(self, nn, name, make)
         table.insert(entry.told, { kind, layer, self.options.last_tensor })
         listener(kind, layer)
       end
-      local ok, layer = pcall(make, ...)
-      nn.on_layer = listener
-      if not ok then error(layer, 0) end
-      entry.layer = layer
+      local arguments = { n = select("#", ...), ... }
+      core.attempt(function()
+        entry.layer = make(unpack(arguments, 1, arguments.n))
+        nn.on_layer = listener
+      end, function() nn.on_layer = listener end)
     end
     if type(entry.layer) ~= "userdata" then return entry.layer end
     self.used[key] = entry
@@ -77,13 +79,21 @@ function Reuse:build(nn, weights, build, cfg, ...)
   for name, fn in pairs(nn) do
     if type(fn) == "function" and not not_layers[name] then originals[name] = fn end
   end
-  for name, fn in pairs(originals) do nn[name] = seeking(self, nn, name, fn) end
   self.active = true
-  local results = { pcall(build, cfg, ...) }
-  self.active = false
-  for name, fn in pairs(originals) do nn[name] = fn end
-  if not results[1] then error(results[2], 0) end
-  return results[2]
+  local arguments, built = { n = select("#", ...), ... }, nil
+  local function restore()
+    self.active = false
+    for name, fn in pairs(originals) do nn[name] = fn end
+  end
+  core.attempt(function() -- Ctrl-C must not leave a constructor of ours behind
+    for name, fn in pairs(originals) do nn[name] = seeking(self, nn, name, fn) end
+    built = build(cfg, unpack(arguments, 1, arguments.n))
+    restore()
+  end, function()
+    restore()
+    self.used, self.numbers = {}, {}
+  end)
+  return built
 end
 
 --- The last build is in use: what it did not ask for goes.

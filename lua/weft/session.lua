@@ -4,6 +4,7 @@ local errors = require "weft.errors"
 local config = require "weft.config"
 local gpu = require "weft.gpu"
 local policies = require "weft.policy"
+local agree = require "weft.agree"
 local setup = require "weft.setup"
 local Weights = require "weft.weights"
 local Parts = require "weft.parts"
@@ -77,6 +78,12 @@ function Session:release()
   self:close()
   for _, name in ipairs { "model", "attentions", "layers", "parts", "sampler", "script", "reuse" } do self[name] = nil end
   Session.collect()
+end
+
+--- After a build that failed: the layers that it made go now, whatever still names them.
+function Session:discard()
+  for _, layer in ipairs(self.made or {}) do layer:close() end
+  self.made = nil
 end
 
 --- Captured graphs go before the groups whose collectives they hold.
@@ -171,11 +178,16 @@ end
 
 -- Runs the model script's build, listening to every layer it makes.
 local function build_layers(session, model, weights)
-  local attentions, nn, parts, table_bytes = {}, require "weft.nn", Parts.new(session.cfg), 0
+  local attentions, nn, parts, table_bytes, order = {}, require "weft.nn", Parts.new(session.cfg), 0, {}
+  session.made = {} -- what this build made itself, for Session:discard
   session.weight_bytes, session.dense_bytes, session.expert_bytes = 0, 0, 0
   -- Hears of every layer that nn makes: session.layers names it, weights are counted, attentions get their pages.
-  nn.on_layer = function(kind, layer)
-    parts:add(kind, layer, weights.options.last_tensor)
+  nn.on_layer = function(kind, layer, known)
+    local tensor = weights.options.last_tensor
+    local index = tensor and tensor:match "layers%.(%d+)%." -- not the whole name: ranks ask for experts of their own
+    order[#order + 1] = index and ("%s of layer %s"):format(kind, index) or kind
+    if not known then session.made[#session.made + 1] = layer end
+    parts:add(kind, layer, tensor)
     if kind == "attention" then
       attentions[#attentions + 1] = layer
     elseif not (kind == "lm_head" and layer.tied) then
@@ -191,18 +203,21 @@ local function build_layers(session, model, weights)
   local policy = { get = function(_, ...) return core.layer_parallel.get(...) end }
   local make = model.build
   if session.reuse then make = function(...) return session.reuse:build(nn, weights, model.build, ...) end end
-  local function loaded()
+  local built
+  local function hear_no_more()
+    nn.on_layer = function() end
     if weights.options.on_tensor then weights.options.on_tensor(nil) end
   end
-  local ok, built = pcall(core.attempt, function() return make(session.cfg, weights, policy) end, loaded)
-  if ok then loaded() end
-  nn.on_layer = function() end
-  if not ok then error(built, 0) end
+  core.attempt(function()
+    built = make(session.cfg, weights, policy)
+    hear_no_more()
+  end, hear_no_more)
   if type(built) ~= "table" or type(built.forward) ~= "function" or type(built.lm_head) ~= "userdata" then
     error(("build of model '%s' must return a table with forward(step) and lm_head"):format(session.name), 0)
   end
   session.model, session.attentions = built, attentions
   session.layers, session.parts = parts.layers, parts.others
+  return table.concat(order, "\n")
 end
 
 -- Gives each attention its pages.
@@ -218,10 +233,16 @@ local function bind_pages(session, options)
   session.kv_bytes_per_rank = on_all_ranks(session.everyone, session.num_blocks * session.bytes_per_block)
 end
 
---- This rank's model from a script's table: layers, pages, sampler, into the session. Collective.
-function Session.build_model(session, model, options)
+--- This rank's model from a script's table: layers, pages, sampler, into the session. Collective. together: a rank
+-- whose build fails waits for the others, and all fail; else it fails at once, and the world with it.
+function Session.build_model(session, model, options, together)
   session:close() -- what was captured belongs to the layers of before
-  build_layers(session, model, open_weights(options, session.rank, session.cfg))
+  local function build() return nil, build_layers(session, model, open_weights(options, session.rank, session.cfg)) end
+  if not together then
+    local _, order = build()
+    build = function() return nil, order end
+  end
+  agree.on("model", build)
   bind_pages(session, options)
   session.sampler = core.sampler.new(session.model.lm_head)
 end
@@ -265,7 +286,7 @@ function Session.open(options)
   local cfg = config.load(options.model)
   cfg.compute_dtype = setup.compute_dtype(options, cfg)
   local model, name, text = setup.load_model(options, cfg)
-  local policy = policies.from_options(options)
+  local policy = policies.of_ranks(options, cfg.num_hidden_layers)
   core.groups.create_all(policy:groups())
   core.layer_parallel.init(policies.lowered(policy, rank.rank))
   local session = setmetatable({
@@ -279,6 +300,7 @@ function Session.open(options)
   session.script, session.reuse = model, options.reuse
   if device == "cuda" and not options.eager and not options.oversubscribe then session.graphs = {} end
   Session.build_model(session, model, options)
+  session.made = nil
   if rank.rank == 0 then session.tokenizer = load_tokenizer(options.model) end
   session.load_ms = (core.now() - began) * 1000
   session.log("%s on %d rank%s of %d thread%s (%s): %.1f MB of weights on rank 0 in %.0f ms, %.2f GB/s", name, rank.world_size,

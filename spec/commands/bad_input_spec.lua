@@ -53,6 +53,13 @@ describe("wrong usage (exit 2)", function()
     refused(2, run("-tp", "4", "-tpa", "3"), "4 % 3")
     refused(2, run("-tp", "4", "-tpa", "2", "-dcp", "4"), "decode_context_parallel_size", "(2)", "4")
   end)
+  it("refuses a plan that is another policy on each rank, and one for other ranks than were started", function()
+    refused(2, run("--plan", script "return weft.policy { tensor = 4, attention = { tensor = 2, interleave = weft.rank().rank == 1 and 4 or 1 } }"),
+      "weft: rank 1 has another policy than rank 0: ", "interleave=4", "interleave=1")
+    refused(2, run("--plan", script "return weft.policy { tensor = 4, layers = { [1] = { attention = { tensor = weft.rank().rank == 3 and 1 or 2 } } } }"),
+      "weft: rank 3 has another policy than rank 0: ")
+    refused(2, run("--plan", script "return weft.policy { tensor = weft.rank().world_size == 4 and 2 or 4 }"), "for 2 ranks", "4 before")
+  end)
   it("refuses an exchange without context ranks", function()
     refused(2, run("--dcp-comm-backend", "a2a"), "a2a", "decode_context_parallel_size")
   end)

@@ -148,28 +148,36 @@ local function remember(engine, options, decode)
   if not ok then engine.log("the figures were not written down: %s", why) end
 end
 
--- Refuses what would be measured otherwise than it was asked for.
-local function check_room(engine, options)
+-- Refuses what would be measured otherwise than it was asked for. cache = { num_blocks, block_tokens }: a plan's, or
+-- false where its size is not known yet.
+local function check_room(engine, options, cache)
   if options.batch > engine.max_batch then
     errors.usage(("a step takes %d requests, and a batch of %d was asked for; start weft with --max-batch %d")
       :format(engine.max_batch, options.batch, options.batch))
   end
-  local blocks = options.batch * math.ceil(longest(engine, options) / engine.block_tokens)
-  if blocks > engine.num_blocks and not engine.window then
-    errors.usage(("the cache holds %d tokens, and %s of %d with %d steps need%s %d; start weft with more --kv-cache-bytes")
-      :format(engine.num_blocks * engine.block_tokens, requests_of(options.batch), options.context, options.steps, options.batch == 1 and "s" or "", blocks * engine.block_tokens))
-  end
   if math.max(longest(engine, options), options.prefill + 1) > engine.max_position then
-    errors.usage(("the model takes %d positions, and --context %d with %d steps or --prefill %d needs more")
+    errors.usage((options.at_prompt and "the model takes %d positions, and context = %d with steps = %d or prefill = %d needs more"
+      or "the model takes %d positions, and --context %d with %d steps or --prefill %d needs more")
       :format(engine.max_position, options.context, options.steps, options.prefill))
   end
+  local blocks = cache and options.batch * math.ceil(longest(engine, options) / cache.block_tokens)
+  if cache and blocks > cache.num_blocks and not engine.window then
+    errors.usage(("the cache holds %d tokens, and %s of %d with %d steps need%s %d; start weft with more --kv-cache-bytes")
+      :format(cache.num_blocks * cache.block_tokens, requests_of(options.batch), options.context, options.steps, options.batch == 1 and "s" or "",
+        blocks * cache.block_tokens))
+  end
+end
+
+--- On rank 0: refuses numbers that cannot be measured under plans with these caches, before any is.
+function bench.check(engine, options, caches)
+  for _, cache in ipairs(caches) do check_room(engine, options, cache) end
 end
 
 --- One measurement on rank 0: options = { batch =, context =, prefill =, steps = [, machine =] }. Plain values.
 -- The time of a decode step is written down for `weft plan`.
 function bench.measure(engine, options)
   local reuse = engine.prefix_reuse
-  check_room(engine, options)
+  check_room(engine, options, engine)
   engine.prefix_reuse = false
   local ok, result = pcall(function()
     prefill(engine, { prefill = math.min(options.prefill, 64) }) -- warm

@@ -18,7 +18,11 @@ local repl = {}
 -- One turn of a rank: what rank 0 sends is done here. Gives on rank 0 what is to be shown.
 local function perform(state, request)
   local shown
-  if request.command and request.leads then
+  if state.model and not request.restore then state.model.plan_before = nil end -- of a turn that was left
+  if request.restore then
+    state.model:replan(state.model.plan_before)
+    shown = ""
+  elseif request.command and request.leads then
     shown = state.rank == 0 and require("weft.repl.commands")[request.command].here(state, request.rest) or nil
   elseif request.command then
     shown = require("weft.repl.commands")[request.command].everywhere(state, request.rest)
@@ -112,6 +116,12 @@ local function command(state, name, rest)
   return true
 end
 
+-- Rank 0: a turn that was left between plans (bench) gets the plan of before back.
+local function restore_plan(state)
+  local model = state.model
+  if model and model.plan_before and model.policy ~= model.plan_before and not state.quitting then turn(state, { restore = true }) end
+end
+
 -- "2" or "*" behind the @, as a request has it; nil and a message otherwise.
 local function which_ranks(text)
   if text == "*" then return "*" end
@@ -146,6 +156,13 @@ local function act(state, piece)
   return turn(state, { text = piece.text, sum = require("weft.repl.eval").checksum(piece.text), ranks = ranks })
 end
 
+-- A piece at a prompt that goes on behind failures.
+local function converse(state, piece)
+  local fine = act(state, piece)
+  if not fine then restore_plan(state) end
+  return fine
+end
+
 -- Standard input as a whole, up to the first failure.
 local function run_input(state)
   local input, message = io.stdin:read "*a"
@@ -177,7 +194,7 @@ local function build(options)
     end
   else
     local policies = require "weft.policy"
-    local policy = policies.from_options(options)
+    local policy = policies.of_ranks(options, 0)
     core.groups.create_all(policy:groups())
     core.layer_parallel.init(policies.lowered(policy, state.rank))
     state.policy = policy
@@ -206,7 +223,7 @@ function repl.rank_main(options)
   state.record = core.step()
   local code = 1
   if run_script(state, options) then
-    code = (options.interactive or core.isatty(0)) and prompt.converse(state, act) or run_input(state)
+    code = (options.interactive or core.isatty(0)) and prompt.converse(state, converse) or run_input(state)
   end
   core.evaluate(function()
     state.record:build { kind = "stop" }

@@ -1,5 +1,6 @@
 --- What a session at the prompt has at hand: weft, model, engine, policy, generate, bench, quit.
 local core = require "weft.core"
+local agree = require "weft.agree"
 
 local session = {}
 
@@ -91,7 +92,7 @@ local bench_numbers = { batch = 1, context = 128, steps = 16, prefill = false } 
 
 local function bench_options(options)
   if type(options) ~= "table" then error("bench needs a table such as { { tensor = 4 }, batch = 8 }, got " .. type(options), 0) end
-  local measured = {}
+  local measured, text = { at_prompt = true }, {}
   for key, value in pairs(options) do
     if type(key) ~= "number" and bench_numbers[key] == nil then
       error(("bench has no option '%s'; it knows batch, context, prefill and steps"):format(tostring(key)), 0)
@@ -101,7 +102,8 @@ local function bench_options(options)
   end
   for name, otherwise in pairs(bench_numbers) do measured[name] = options[name] or otherwise end
   measured.prefill = measured.prefill or measured.context
-  return measured
+  for _, name in ipairs { "batch", "context", "prefill", "steps" } do text[#text + 1] = ("%s = %d"):format(name, measured[name]) end
+  return measured, table.concat(text, ", ")
 end
 
 -- What weft plan says of a step of these numbers on this machine, in ms; nil where it knows no such machine.
@@ -112,9 +114,23 @@ local function predicted(model, options)
   return require("weft.plan.price").of(n, model.cfg, machines.get(name), options.batch).ms
 end
 
+-- The cache of a plan as far as it is known before the plan is built.
+local function cache_of(policy, options)
+  if options.kv_cache_bytes or options.gpu_memory_utilization then return false end
+  local tokens = policy.block_size * policy.context_lcm
+  return { block_tokens = tokens, num_blocks = math.ceil(options.cache_tokens / tokens) }
+end
+
+-- Rank 0: see bench.check.
+local function check(engine, measured, caches) require("weft.commands.bench").check(engine, measured, caches) end
+
 local function bench_on_all(model, options)
   options = options or {}
-  local before, rows, measured = model.policy, {}, bench_options(options)
+  local measured = agree.on("measurement", function() return bench_options(options) end)
+  local before, rows, plans, caches = model.policy, {}, model:plans(options), {}
+  for i, policy in ipairs(plans) do caches[i] = cache_of(policy, model.options) end
+  model:lead(check, measured, #plans > 0 and caches or { cache_of(before, model.options) })
+  model.plan_before = before -- behind Ctrl-C ranks cannot replan before they have settled: the prompt does it
   local function one(policy)
     if policy then model:replan(policy) end
     local row = model:lead(measure, measured)
@@ -122,10 +138,11 @@ local function bench_on_all(model, options)
     rows[#rows + 1] = row
   end
   local ok, err = pcall(function()
-    for _, policy in ipairs(options) do one(policy) end
-    if #options == 0 then one() end
+    for _, policy in ipairs(plans) do one(policy) end
+    if #plans == 0 then one() end
   end)
   if model.policy ~= before then model:replan(before) end
+  model.plan_before = nil
   if not ok then error(err, 0) end
   return setmetatable(rows, compared)
 end
