@@ -21,15 +21,8 @@ template <class W> struct WeightRow {
  * a power of two that brings the largest just below 2^15, so that no half overflows. */
 __device__ __forceinline__ float scale_group(float (&v)[4], bool quantize)
 {
-    float largest = 0.0f;
-    bool finite = true;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        largest = fmaxf(largest, fabsf(v[i]));
-        finite = finite && isfinite(v[i]);
-    }
-    for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
-    finite = __all_sync(~0u, finite);
+    float largest;
+    const bool finite = largest_of_group(v, largest);
     const float scale = largest / 448.0f;
     if (quantize && finite && scale > 0.0f) {
 #pragma unroll

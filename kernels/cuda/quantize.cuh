@@ -15,10 +15,10 @@ __device__ __forceinline__ float round_e4m3(float x)
     return rintf(x / step) * step;
 }
 
-/* The values of a warp's lanes, four each; lanes behind the end hold 0. What is not finite stays. */
-__device__ __forceinline__ void quantize_group(float (&v)[4])
+/* The largest magnitude of a warp's values, four a lane, in every lane; whether all are finite. */
+__device__ __forceinline__ bool largest_of_group(const float (&v)[4], float &largest)
 {
-    float largest = 0.0f;
+    largest = 0.0f;
     bool finite = true;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -26,7 +26,14 @@ __device__ __forceinline__ void quantize_group(float (&v)[4])
         finite = finite && isfinite(v[i]);
     }
     for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
-    finite = __all_sync(~0u, finite);
+    return __all_sync(~0u, finite);
+}
+
+/* The values of a warp's lanes, four each; lanes behind the end hold 0. What is not finite stays. */
+__device__ __forceinline__ void quantize_group(float (&v)[4])
+{
+    float largest;
+    const bool finite = largest_of_group(v, largest);
     const float scale = largest / 448.0f;
     if (!finite || !(scale > 0.0f)) return;
 #pragma unroll
