@@ -84,7 +84,7 @@ __device__ __forceinline__ uint64_t peer_clock()
 /* When this wait began (0: now), or PEER_OVER: leave without the data. */
 __device__ static __noinline__ uint64_t peer_waited(volatile unsigned *halt, uint64_t patience, uint64_t since)
 {
-    if (halt[0] != 0) return PEER_OVER;
+    if (halt[0] != 0 || halt[1] != 0) return PEER_OVER; /* also where a kernel before has given up */
     const uint64_t now = peer_clock();
     if (since == 0) return now;
     if (now - since < patience) return since;

@@ -35,6 +35,9 @@
 
 /* Seconds that ranks have to leave after a Ctrl-C: a compiled loop of a script never looks. */
 static const double INTERRUPT_GRACE = 3;
+/* Seconds that ranks with GPUs of their own have to leave behind a failure: what has not left by then waits in the
+ * driver for a GPU that does not come to rest. */
+static const double FAILURE_GRACE = 4;
 static const double INTERRUPT_HINT = 2; /* seconds after which a Ctrl-C that nothing answers is explained */
 
 typedef struct options {
@@ -229,7 +232,8 @@ static int supervise(supervisor *s, int running)
             told = 1;
             fputs("weft: what runs is inside a call that cannot be stopped; Ctrl-C again ends weft\n", stderr);
         }
-        double grace = s->armed && s->timeout > INTERRUPT_GRACE ? INTERRUPT_GRACE : s->timeout;
+        double grace = s->timeout, most = s->armed ? INTERRUPT_GRACE : FAILURE_GRACE;
+        if ((s->armed || (s->interrupt != ON_EVALUATE && weft_world_spans_gpus(spawn->world))) && grace > most) grace = most;
         if (aborted_at != 0 && now() - aborted_at > grace) break;
     }
     int lost = 0;

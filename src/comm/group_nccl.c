@@ -90,6 +90,7 @@ weft_status weft__nccl_join(weft_group *group)
     nccl->comm = status == WEFT_OK ? b->comm : NULL;
     nccl->world = group->world;
     nccl->rank = group->owner->rank;
+    nccl->cuda = group->owner->cuda;
     let_go(b);
     if (status == WEFT_OK) status = weft__nccl_watch(nccl);
     if (status == WEFT_OK) group->nccl = nccl;

@@ -13,6 +13,7 @@ struct weft__nccl {
     ncclComm_t comm;
     weft_world *world; /* retained by the watch */
     int rank;          /* the world's */
+    weft_cuda *cuda;   /* of its rank, as long as that uses it; else NULL */
     atomic_int state;
     int left;                         /* its rank uses it no more: whoever ends it frees it */
     _Atomic double inside;            /* when its rank went into a call that has not come back; 0: none */

@@ -3,14 +3,21 @@
  * A call into NCCL may wait in there for a peer that has failed (the first collective makes connections),
  * where no abort flag of ours is seen; and ncclCommAbort itself may wait. So one thread of the world
  * has them aborted: communicators that their ranks give up, and a second behind an abort of the world all others.
- * It also holds calls that do not come back against the world's timeout. It lives while there are
- * communicators. (Communicators that do not block would start a thread for every call instead, which
- * costs more than the call.) */
+ * It lives while there are communicators. (Communicators that do not block would start a thread for every
+ * call instead, which costs more than the call.)
+ *
+ * It also holds the ranks themselves against the world's timeout: calls into NCCL that do not come back, and
+ * calls into the driver. Loading a kernel, making a graph or allocating may wait in there for all that
+ * the GPU does, and so for a kernel that waits for a peer, which looks at no clock before that of group_peer.c
+ * (four times the timeout) or at none at all (NCCL's). A rank is stuck when no rank has shown life for the timeout, it is
+ * not in a wait of its own, and its GPU has work that is not done. Whether it has is asked in a thread of its own:
+ * the question may wait in the driver like everything else, which is an answer. */
 #include "comm/internal.h"
 
 #ifdef WEFT_HAVE_NCCL
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "comm/nccl.h"
@@ -82,10 +89,117 @@ static int stuck_rank_locked(weft_world *world, double now)
     return -1;
 }
 
+/* ---- ranks that are stuck in the driver ---- */
+
+static const double RANKS_TELL = 0.25; /* seconds that ranks have to blame another one themselves */
+static const double ANSWER_TAKES = 1;  /* seconds in which the driver says whether a GPU is busy */
+
+/* A question to the driver. Whoever lets go last frees it. */
+typedef struct {
+    atomic_int answer; /* 0: none yet */
+    atomic_int holders;
+    weft_cuda *cuda; /* retained */
+    int rank;
+    double asked_at;
+} question;
+
+enum { GPU_RESTS = 1, GPU_IS_BUSY };
+
+/* What the watch knows of the ranks' lives. */
+typedef struct {
+    unsigned long long signs; /* of life, of all ranks together */
+    double since;             /* they are as they are */
+    question *open;           /* about one of the ranks, or NULL */
+    char innocent[WEFT__MAX_RANKS]; /* whose GPU was at rest */
+} silence;
+
+static void let_go(question *q)
+{
+    if (atomic_fetch_sub(&q->holders, 1) != 1) return;
+    weft_cuda_release(q->cuda);
+    free(q);
+}
+
+static void *ask(void *context)
+{
+    question *q = context;
+    atomic_store(&q->answer, weft_cuda_is_busy(q->cuda) ? GPU_IS_BUSY : GPU_RESTS);
+    let_go(q);
+    return NULL;
+}
+
+static question *put(const struct weft__nccl *nccl, double now)
+{
+    question *q = calloc(1, sizeof *q);
+    pthread_t thread;
+    if (q == NULL) return NULL;
+    atomic_init(&q->holders, 2);
+    q->cuda = weft_cuda_retain(nccl->cuda);
+    q->rank = nccl->rank;
+    q->asked_at = now;
+    if (pthread_create(&thread, NULL, ask, q) != 0) {
+        atomic_store(&q->holders, 1);
+        let_go(q);
+        return NULL;
+    }
+    pthread_detach(thread);
+    return q;
+}
+
+static unsigned long long signs_of_life_locked(const weft_world *world)
+{
+    unsigned long long sum = progress_of_others(world, -1);
+    for (const struct weft__nccl *n = world->nccls; n != NULL; n = n->next)
+        if (n->cuda != NULL) sum += weft_cuda_activity(n->cuda);
+    return sum;
+}
+
+/* Of the ranks that may be stuck the one that has come furthest: others wait for less. */
+static const struct weft__nccl *suspect_locked(const weft_world *world, const silence *s)
+{
+    const struct weft__nccl *furthest = NULL;
+    unsigned long long most = 0;
+    for (const struct weft__nccl *n = world->nccls; n != NULL; n = n->next) {
+        const weft__presence *p = &world->presence[n->rank];
+        unsigned long long progress = atomic_load_explicit(&p->progress, memory_order_relaxed);
+        if (n->cuda == NULL || s->innocent[n->rank] || atomic_load_explicit(&p->in_wait, memory_order_relaxed)) continue;
+        if (furthest != NULL && progress <= most) continue;
+        furthest = n;
+        most = progress;
+    }
+    return furthest;
+}
+
+/* The world rank that does not come back from the driver; or -1. */
+static int silent_rank_locked(weft_world *world, silence *s, double now)
+{
+    unsigned long long signs = signs_of_life_locked(world);
+    if (signs != s->signs || s->since == 0) {
+        if (s->open != NULL) let_go(s->open);
+        memset(s, 0, sizeof *s);
+        s->signs = signs;
+        s->since = now;
+    }
+    if (now - s->since < world->timeout + RANKS_TELL) return -1;
+    if (s->open == NULL) {
+        const struct weft__nccl *suspect = suspect_locked(world, s);
+        if (suspect != NULL) s->open = put(suspect, now);
+        return -1;
+    }
+    question *q = s->open;
+    int answer = atomic_load(&q->answer), rank = q->rank;
+    if (answer == 0 && now - q->asked_at < ANSWER_TAKES) return -1;
+    s->innocent[rank] = 1; /* or blamed now */
+    s->open = NULL;
+    let_go(q);
+    return answer == GPU_RESTS ? -1 : rank;
+}
+
 static void *watch(void *context)
 {
     weft_world *world = context;
     double aborted_at = 0;
+    silence quiet = {0};
     for (;;) {
         usleep(20000);
         double now = weft__now();
@@ -96,10 +210,12 @@ static void *watch(void *context)
         if (over) world->nccls_watched = 0;
         abort_locked(world, aborted_at != 0 && now - aborted_at > RANKS_LEAVE);
         int stuck = aborted_at == 0 ? stuck_rank_locked(world, now) : -1;
+        if (aborted_at == 0 && stuck < 0) stuck = silent_rank_locked(world, &quiet, now);
         pthread_mutex_unlock(&world->lock);
         if (over) break;
         if (stuck >= 0) (void)weft__blame(world, stuck);
     }
+    if (quiet.open != NULL) let_go(quiet.open);
     weft_world_release(world);
     return NULL;
 }
@@ -161,6 +277,7 @@ void weft__nccl_unwatch(struct weft__nccl *nccl, int together)
     weft_world *world = nccl->world;
     pthread_mutex_lock(&world->lock);
     int whole = together && nccl->state == WEFT__NCCL_LIVE;
+    nccl->cuda = NULL;
     if (whole) unlink_locked(nccl);
     pthread_mutex_unlock(&world->lock);
     if (whole) (void)ncclCommDestroy(nccl->comm);

@@ -125,6 +125,14 @@ int weft_world_failure(weft_world *world, weft_status *code, const char **messag
     return world->failed_rank;
 }
 
+int weft_world_spans_gpus(weft_world *world)
+{
+    pthread_mutex_lock(&world->lock);
+    int spans = world->nccls != NULL;
+    pthread_mutex_unlock(&world->lock);
+    return spans;
+}
+
 /* ---- a rank ---- */
 
 static void destroy_rank(weft_object *object)

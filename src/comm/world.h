@@ -38,6 +38,8 @@ void weft_world_interrupt(weft_world *world);
 weft_status weft_world_check(weft_world *world);
 /* The first failure; returns its rank, or -1 when there was none. */
 int weft_world_failure(weft_world *world, weft_status *code, const char **message);
+/* Whether ranks talk from GPU to GPU now: then one may sit in the driver behind a kernel that waits for a peer. */
+int weft_world_spans_gpus(weft_world *world);
 
 /* ---- evaluations: failures that the world survives, for a prompt over all ranks ----
  *

@@ -116,6 +116,18 @@ int weft_cuda_rests(weft_cuda *cuda, double seconds)
     return cudaGetLastError() == cudaSuccess;
 }
 
+unsigned long long weft_cuda_activity(const weft_cuda *cuda)
+{
+    return atomic_load_explicit(&cuda->activity, memory_order_relaxed);
+}
+
+int weft_cuda_is_busy(const weft_cuda *cuda)
+{
+    int busy = cudaStreamQuery(cuda->stream) != cudaSuccess; /* also one that is being captured */
+    (void)cudaGetLastError();
+    return busy;
+}
+
 static void destroy(weft_object *object)
 {
     weft_cuda *cuda = (weft_cuda *)object;
@@ -305,7 +317,10 @@ weft_status weft__cuda_wait_event(weft_cuda *cuda, cudaEvent_t event, const char
     double began = 0;
     for (long turn = 0;; turn++) {
         cudaError_t error = cudaEventQuery(event);
-        if (error == cudaSuccess) return WEFT_OK;
+        if (error == cudaSuccess) {
+            weft__cuda_note_activity(cuda);
+            return WEFT_OK;
+        }
         if (error != cudaErrorNotReady) return weft__cuda_fail(cuda, what, error);
         if (cuda->check != NULL) WEFT_TRY(cuda->check(cuda->check_context));
         if (turn < 64) continue;
@@ -345,6 +360,7 @@ weft_status weft_cuda_follow(weft_cuda *cuda, const weft_cuda *other, int mark)
  * ends it when a peer has failed. So the host stays within a few hundred: it waits here. */
 static weft_status stay_near(weft_cuda *cuda)
 {
+    weft__cuda_note_activity(cuda);
     if (++cuda->launches % 64 != 0 || cuda->capturing) return WEFT_OK;
     if (cuda->launches > 64) WEFT_TRY(weft__cuda_wait_event(cuda, cuda->passed, "waiting for earlier operations"));
     cudaError_t error = cudaEventRecord(cuda->passed, cuda->stream);

@@ -54,6 +54,10 @@ void weft_cuda_unshare(weft_cuda *cuda, void *block);
 int weft_cuda_multiprocessors(const weft_cuda *cuda);
 /* Whether the stream comes to its end within `seconds`; watches nothing else. For use behind a failure. */
 int weft_cuda_rests(weft_cuda *cuda, double seconds);
+/* For other threads: a number that grows while the rank's thread comes back from calls into the driver; and
+ * whether the stream has work that is not done, which may itself wait in the driver. */
+unsigned long long weft_cuda_activity(const weft_cuda *cuda);
+int weft_cuda_is_busy(const weft_cuda *cuda);
 /* `count` words of host memory, 0, that every GPU reads and writes at the same address. */
 weft_status weft_cuda_words_create(unsigned **out, size_t count);
 void weft_cuda_words_free(unsigned *words); /* NULL is allowed. No kernel may use them any more */

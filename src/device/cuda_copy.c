@@ -38,6 +38,7 @@ static weft_status send(weft_cuda *cuda, weft__pinned *pinned, void *dst, size_t
     cudaError_t error = cudaMemcpyAsync(dst, pinned->data, bytes, cudaMemcpyHostToDevice, weft_cuda_stream(cuda));
     if (error == cudaSuccess) error = cudaEventRecord(pinned->copied, weft_cuda_stream(cuda));
     if (error != cudaSuccess) return weft__cuda_fail(cuda, "a copy to the GPU", error);
+    weft__cuda_note_activity(cuda);
     pinned->busy = 1;
     return WEFT_OK;
 }

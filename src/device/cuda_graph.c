@@ -110,6 +110,7 @@ weft_status weft_cuda_graph_launch(weft_cuda_graph *graph)
     WEFT_TRY(weft__cuda_usable(graph->cuda));
     if (graph->exec == NULL) return weft_fail(WEFT_CLOSED, "a graph was launched behind a failure that ended it; capture it again");
     cudaError_t error = cudaGraphLaunch(graph->exec, graph->cuda->stream);
+    weft__cuda_note_activity(graph->cuda);
     return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(graph->cuda, "launching a graph", error);
 }
 

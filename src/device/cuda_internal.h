@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "device/cuda.h"
 
@@ -28,6 +29,7 @@ struct weft_cuda {
     cudaEvent_t waited;
     cudaEvent_t passed; /* by the stream: recorded at every 64th operation */
     uint64_t launches;  /* operations so far */
+    atomic_ullong activity; /* grows with every call that came back from the driver */
     cudaEvent_t marks[WEFT_CUDA_MARKS];
     cudaMemPool_t shared; /* what other GPUs may use; NULL before the first */
     struct weft_cuda_context *kernels;
@@ -55,6 +57,11 @@ struct weft_cuda {
 };
 
 double weft__cuda_now(void);
+/* The rank's thread is not stuck in the driver. */
+static inline void weft__cuda_note_activity(weft_cuda *cuda)
+{
+    atomic_fetch_add_explicit(&cuda->activity, 1, memory_order_relaxed);
+}
 weft_status weft__cuda_fail(weft_cuda *cuda, const char *what, cudaError_t error);
 weft_status weft__cuda_usable(weft_cuda *cuda); /* POISONED with the first cause */
 /* Until the event has come; what names the wait. */
