@@ -56,6 +56,13 @@ local function forward(session, step)
   return logits
 end
 
+-- Bytes that each attention has sent in steps that ran launch by launch, and in captures.
+local function sent(session)
+  local list = {}
+  for i, attention in ipairs(session.attentions) do list[i] = attention:traffic().bytes_sent end
+  return list
+end
+
 -- The graph of the step's kind, ready to launch; nil when the step must run launch by launch.
 local function graph_for(session, step)
   local key = session.graphs and not step.gather_logits and step.graph_key
@@ -70,15 +77,31 @@ local function graph_for(session, step)
     return nil
   end
   if graph == "warm" then
-    local alone = session.rank.world_size <= core.gpu.count() -- what runs as one launch keeps others out
+    local alone, before = session.rank.world_size <= core.gpu.count(), sent(session) -- what runs as one launch keeps others out
     graph = core.graph.capture(function()
       forward(session, step)
       core.fault "capture"
     end, alone)
     session.graphs[key] = graph
+    local after, launch = sent(session), {}
+    for i, bytes in ipairs(after) do launch[i] = bytes - before[i] end
+    local counted = { launches = -1, bytes = launch } -- the capture itself was counted, and ran nothing
+    table.insert(session.captured, counted)
+    session.captured[key] = counted
     session.log("captured a decode step of %s", key)
   end
+  local counted = session.captured[key]
+  counted.launches = counted.launches + 1
   return graph
+end
+
+--- Bytes that the exchange of each attention has sent on this rank, captured steps included.
+function gpu.sent(session)
+  local list = sent(session)
+  for _, counted in ipairs(session.captured) do
+    for i, bytes in ipairs(counted.bytes) do list[i] = list[i] + counted.launches * bytes end
+  end
+  return list
 end
 
 --- Session:launch on a GPU. Gives what gpu.take wants.
@@ -110,6 +133,7 @@ function gpu.close_graphs(session)
     if graph ~= "warm" then graph:close() end
     session.graphs[key] = nil
   end
+  session.captured = {}
 end
 
 return gpu

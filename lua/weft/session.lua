@@ -298,7 +298,7 @@ function Session.open(options)
   compare_scripts(session.everyone, rank, name .. "\0" .. text)
   core.fault "load"
   session.script, session.reuse = model, options.reuse
-  if device == "cuda" and not options.eager and not options.oversubscribe then session.graphs = {} end
+  if device == "cuda" and not options.eager and not options.oversubscribe then session.graphs, session.captured = {}, {} end
   Session.build_model(session, model, options)
   session.made = nil
   if rank.rank == 0 then session.tokenizer = load_tokenizer(options.model) end

@@ -66,35 +66,23 @@ local function count_tokens(requests)
   return count
 end
 
--- What the exchange of attention came to so far, by layer, on rank 0.
+-- What the exchange of attention came to so far, by layer, on rank 0: bytes and seconds.
 local function traffic_of(session)
-  local list = {}
-  for i, attention in ipairs(session.attentions) do list[i] = attention:traffic() end
+  local list, bytes = {}, session.graphs and require("weft.gpu").sent(session)
+  for i, attention in ipairs(session.attentions) do
+    local traffic = attention:traffic()
+    list[i] = { bytes = bytes and bytes[i] or traffic.bytes_sent, seconds = not bytes and traffic.exchange_seconds or nil }
+  end
   return list
 end
 
 -- Bytes and time of the exchange between two counts that lie `steps` decode steps apart, per layer and step.
+-- Within a graph it is not timed.
 local function exchange(before, after, steps)
   local list = {}
   for i, traffic in ipairs(after) do
-    list[i] = { bytes_per_step = (traffic.bytes_sent - before[i].bytes_sent) / steps,
-      ms_per_step = (traffic.exchange_seconds - before[i].exchange_seconds) * 1000 / steps }
-  end
-  return list
-end
-
--- The same by the plan: steps that run as captured graphs count nothing.
-local function planned_exchange(session, options)
-  local n, by_layer, list = require("weft.plan_numbers").of(session.policy, session.cfg, { context = options.context, name = session.name, ranks = 1 }), {}, {}
-  for _, part in ipairs(n.parts) do
-    local bytes = 0
-    for _, move in ipairs(part.type == "attention" and part.moves or {}) do
-      if move.group == part.axes.context.group then bytes = bytes + move.bytes * options.batch end
-    end
-    for _, layer in ipairs(part.type == "attention" and part.layers or {}) do by_layer[layer] = bytes end
-  end
-  for layer = 0, session.cfg.num_hidden_layers - 1 do
-    if by_layer[layer] then list[#list + 1] = { bytes_per_step = by_layer[layer] } end
+    list[i] = { bytes_per_step = (traffic.bytes - before[i].bytes) / steps,
+      ms_per_step = traffic.seconds and (traffic.seconds - before[i].seconds) * 1000 / steps }
   end
   return list
 end
@@ -119,7 +107,6 @@ local function decode(engine, options)
     host[i] = times[i] - (engine.session.waited - waited) * 1000
   end
   local gained, moved = count_tokens(requests) - had, exchange(sent, traffic_of(engine.session), options.steps)
-  if engine.session.graphs then moved = planned_exchange(engine.session, options) end
   for _, request in ipairs(requests) do request:cancel() end
   engine:run()
   if gained ~= options.batch * options.steps then -- some waited for room: the times are those of smaller batches
@@ -211,7 +198,7 @@ function bench.job(engine, options)
     :format(d.batch, d.context, d.ms, d.tok_per_s, d.gb_per_s, d.percent_of_copy))
   local first = result.exchange[1]
   if first and first.bytes_per_step > 0 then
-    local ms = first.ms_per_step and (" and %.3f ms"):format(first.ms_per_step) or "" -- within a graph it is not timed
+    local ms = first.ms_per_step and (" and %.3f ms"):format(first.ms_per_step) or ""
     io.stdout:write(("exchange %.3g kB%s a layer and step on rank 0\n"):format(first.bytes_per_step / 1e3, ms))
   end
   io.stdout:write("cache    ")
