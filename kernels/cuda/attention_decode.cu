@@ -37,150 +37,71 @@ __device__ __forceinline__ float2 shown_by(const float2 *p, int rank)
     return v;
 }
 
-/* Each block of the cluster, one for each split, merges its share of the rows' elements. */
-template <class T, int R, int DIM>
-__device__ __forceinline__ void merge_cluster(const weft_attention_args &a, const Place &p, const Shown<R, DIM> &shown, int part, int splits)
-{
-    cluster_sync();
-    const int twos = a.head_dim_v / 2;
-    for (int i = part + splits * threadIdx.x; i < p.rows * twos; i += splits * DEC_THREADS) {
-        const int row = i / twos, two = i % twos;
-        float2 stats[CLUSTER_SPLITS], values[CLUSTER_SPLITS];
-        float max = minus_inf(), sum = 0.0f;
-#pragma unroll
-        for (int s = 0; s < CLUSTER_SPLITS; s++)
-            if (s < splits) stats[s] = shown_by(&shown.stats[row], s), values[s] = shown_by(&shown.values[row][two], s);
-            else stats[s] = make_float2(minus_inf(), 0.0f), values[s] = make_float2(0.0f, 0.0f);
-#pragma unroll
-        for (int s = 0; s < CLUSTER_SPLITS; s++) max = fmaxf(max, stats[s].x);
-        const float base = max == minus_inf() ? 0.0f : max;
-        float2 y = make_float2(0.0f, 0.0f);
-#pragma unroll
-        for (int s = 0; s < CLUSTER_SPLITS; s++) {
-            const float weight = exp2f(stats[s].x - base);
-            sum += weight * stats[s].y, y.x += weight * values[s].x, y.y += weight * values[s].y;
-        }
-        const float by = sum == 0.0f ? 0.0f : 1.0f / sum;
-        put<T>(a, p, row, 2 * two, y.x * by, y.y * by);
-        if (two == 0) put_lse(a, p, row, max, sum);
+/* Puts the splits of an item together in all of its blocks, which are a cluster, each its share of the rows' elements. */
+template <class T, int NT, int DIM> struct ByCluster {
+    using Shared = Shown<8 * NT, DIM>;
+    const weft_attention_args &a;
+    Shared &shown;
+    __device__ __forceinline__ void leave(int splits) const
+    {
+        if (splits > 1) cluster_sync(), cluster_sync(); /* as often as the others */
     }
-    cluster_sync(); /* no block ends while others read it */
-}
+    __device__ __forceinline__ void keep(int64_t, int, int row, int d, float2 values, float2 stats) const
+    {
+        shown.values[row][d / 2] = values;
+        if (d == 0) shown.stats[row] = stats;
+    }
+    __device__ __forceinline__ void merge(const Place &p, int64_t, int part, int splits) const
+    {
+        cluster_sync();
+        const int twos = a.head_dim_v / 2;
+        for (int i = part + splits * threadIdx.x; i < p.rows * twos; i += splits * DEC_THREADS) {
+            const int row = i / twos, two = i % twos;
+            float2 stats[CLUSTER_SPLITS], values[CLUSTER_SPLITS];
+            float max = minus_inf(), sum = 0.0f;
+#pragma unroll
+            for (int s = 0; s < CLUSTER_SPLITS; s++)
+                if (s < splits) stats[s] = shown_by(&shown.stats[row], s), values[s] = shown_by(&shown.values[row][two], s);
+                else stats[s] = make_float2(minus_inf(), 0.0f), values[s] = make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (int s = 0; s < CLUSTER_SPLITS; s++) max = fmaxf(max, stats[s].x);
+            const float base = max == minus_inf() ? 0.0f : max;
+            float2 y = make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (int s = 0; s < CLUSTER_SPLITS; s++) {
+                const float weight = exp2f(stats[s].x - base);
+                sum += weight * stats[s].y, y.x += weight * values[s].x, y.y += weight * values[s].y;
+            }
+            const float by = sum == 0.0f ? 0.0f : 1.0f / sum;
+            put<T>(a, p, row, 2 * two, y.x * by, y.y * by);
+            if (two == 0) put_lse(a, p, row, max, sum);
+        }
+        cluster_sync(); /* no block ends while others read it */
+    }
+};
 
 /* CLUSTER: the blocks of an item, split.splits neighbours, are a cluster. */
 template <class T, int DIM, int NT, bool CLUSTER>
 __global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const weft_attention_args a, const Split split)
 {
-    constexpr int R = 8 * NT, STEP = KEYS * DEC_WARPS;
-    __shared__ Joined<DIM, NT> joined;
-    __shared__ float weights[MAX_SPLITS * R], sums[R];
-    __shared__ bool last_block;
-    __shared__ Shown<R, DIM> shown; /* with CLUSTER, instead of the three before */
+    __shared__ WarpSums<DIM, NT, DEC_WARPS> warps;
     const int tile = CLUSTER ? blockIdx.x / split.splits : blockIdx.x % split.row_tiles;
     const int part = CLUSTER ? blockIdx.x % split.splits : blockIdx.x / split.row_tiles, kv_head = blockIdx.y, r = blockIdx.z;
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     if (r == a.requests) { /* one block more, for the tokens behind the last request */
         dependency_wait();
         if (blockIdx.x == 0 && kv_head == 0) clear_padding(a, 0, 1);
         return;
     }
-    Place p;
-    p.heads = heads_of(a, kv_head, p.first_head);
-    p.first_token = a.query_start_loc[r];
-    p.row0 = tile * R;
-    p.rows = min(R, p.heads * (a.query_start_loc[r + 1] - p.first_token) - p.row0);
-    if (p.rows <= 0) {
-        dependency_wait();
-        return;
-    }
-    const KeyRange keys = keys_of(a, r);
-
-    /* Keys of all rows of the block, then of this split: whole tiles of every warp. */
-    int low, high, low_last, high_first;
-    visible(a, keys, p.row0 / p.heads, low, high_first);
-    visible(a, keys, (p.row0 + p.rows - 1) / p.heads, low_last, high);
-    low = low / KEYS * KEYS;
-    const int total = max(0, high - low), tiles = (total + STEP - 1) / STEP;
-    const int per = max(1, (tiles + split.splits - 1) / split.splits) * STEP, splits = max(1, (total + per - 1) / per);
-    if (part >= splits) {
-        dependency_wait();
-        if (CLUSTER && splits > 1) cluster_sync(), cluster_sync(); /* as often as the others */
-        return;
-    }
-    const int begin = low + part * per, end = min(high, begin + per);
-
-    const bool fresh = a.keys == WEFT_KEYS_NEW;
-    const int64_t k_stride = fresh ? a.k_stride : a.head_dim, v_stride = fresh ? a.v_stride : a.head_dim_v;
-    const T *k = (const T *)a.k + (fresh ? kv_head * a.head_dim : 0), *v = (const T *)a.v + (fresh ? kv_head * a.head_dim_v : 0);
-    int key = begin + warp * KEYS;
-    Walk walk;
-    walk.begin(a, r, key, STEP);
-    int64_t row = key < end ? walk.row(a, kv_head, p.first_token) : -1;
-    uint4 kf[2][DIM / 32];
-    dependency_wait(); /* lengths and tables are the host's; keys and queries are not */
-    if (row >= 0) read_keys<T, DIM>(kf, k + row * k_stride, k_stride, a.head_dim, end - key);
-
-    Rows<DIM, NT> s;
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        const int mine = 8 * n + g, real = p.row0 + min(mine, p.rows - 1);
-        const T *from = (const T *)a.q + (int64_t)(p.first_token + real / p.heads) * a.q_stride + (int64_t)(p.first_head + real % p.heads) * a.head_dim;
-#pragma unroll
-        for (int c = 0; c < DIM / 32; c++) s.q[n][c] = read16(from + 32 * c + 8 * q, mine < p.rows && 32 * c + 8 * q < a.head_dim);
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            visible(a, keys, (p.row0 + min(8 * n + 2 * q + e, p.rows - 1)) / p.heads, s.low[n][e], s.high[n][e]);
-            s.max[n][e] = minus_inf();
-            s.sum[n][e] = 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < DIM / 16; i++) s.out[n][i][0] = s.out[n][i][1] = s.out[n][i][2] = s.out[n][i][3] = 0.0f;
-    }
-    const float scale = a.scale * log2_e;
-    while (key < end) {
-        const int64_t here = row;
-        const int next = key + STEP;
-        walk.advance();
-        row = next < end ? walk.row(a, kv_head, p.first_token) : -1;
-        uint4 vf[DIM / 64][4];
-        float scores[NT][4];
-        if (here >= 0) {
-            read_values<T, DIM>(vf, v + here * v_stride, v_stride, a.head_dim_v, end - key);
-            score<T, DIM, NT>(scores, s, kf);
-        }
-        if (row >= 0) read_keys<T, DIM>(kf, k + row * k_stride, k_stride, a.head_dim, end - next);
-        if (here >= 0) weigh<T, DIM, NT>(s, scores, vf, key, key < low_last || key + KEYS > high_first, scale);
-        key = next;
-    }
-    put_warp<DIM, NT>(joined, s, p.rows);
-    __syncthreads();
-    const int64_t item = ((int64_t)r * gridDim.y + kv_head) * split.row_tiles + tile, at = (item * split.splits + part) * R;
-    const int twos = a.head_dim_v / 2;
-    for (int i = threadIdx.x; i < p.rows * twos; i += DEC_THREADS) {
-        const int mine = i / twos, d = i % twos * 2;
-        float weight[DEC_WARPS];
-        const float2 stats = row_stats<DIM, NT>(joined, mine, weight), y = row_values<DIM, NT>(joined, mine, d, weight);
-        if (splits > 1) {
-            if constexpr (CLUSTER) shown.values[mine][d / 2] = y;
-            else *(float2 *)&split.partial[(at + mine) * a.head_dim_v + d] = y;
-            if (d == 0) *(CLUSTER ? &shown.stats[mine] : &split.stats[at + mine]) = stats;
-        } else {
-            const float by = stats.y == 0.0f ? 0.0f : 1.0f / stats.y;
-            put<T>(a, p, mine, d, y.x * by, y.y * by);
-            if (d == 0) put_lse(a, p, mine, stats.x, stats.y);
-        }
-    }
-    if (splits == 1) return;
-    if constexpr (CLUSTER) merge_cluster<T, R, DIM>(a, p, shown, part, splits);
-    else {
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) last_block = atomicAdd(&split.counters[item], 1) == (unsigned)splits - 1;
-        __syncthreads();
-        if (!last_block) return;
-        __threadfence();
-        merge_splits<T, R, DEC_WARPS>(a, split, p, item, splits, weights, sums);
-        if (threadIdx.x == 0) split.counters[item] = 0;
+    /* Lengths and tables are the host's, and come before the wait; keys and queries do not. */
+    auto enter = [] { dependency_wait(); };
+    if constexpr (CLUSTER) {
+        using Join = ByCluster<T, NT, DIM>;
+        __shared__ typename Join::Shared shared;
+        attend_split<T, DIM, NT, DEC_WARPS>(a, split, tile, part, kv_head, r, warps, false, enter, Join{a, shared});
+    } else {
+        using Join = ByLast<T, NT, DEC_WARPS>;
+        __shared__ typename Join::Shared shared;
+        attend_split<T, DIM, NT, DEC_WARPS>(a, split, tile, part, kv_head, r, warps, false, enter, Join{a, split, shared});
     }
 }
 

@@ -1,5 +1,5 @@
-/* kernels/cuda/attention_decode.cuh - the parts of decode attention (attention_decode.cu says how it works),
- * and one split of it by the 8 warps of a block of a fused step (step.cuh). */
+/* kernels/cuda/attention_decode.cuh - decode attention (attention_decode.cu says how it works): one split of it by
+ * a block, of 4 warps there and of 8 in a fused step (step.cuh). */
 #pragma once
 
 #include "kernels/cuda/attention.cuh"
@@ -260,13 +260,40 @@ struct Walk {
 };
 
 /* What the warps of a block share. folded: what the upper half of 8 warps carries, register by register. */
-template <int DIM, int NT, int WARPS> struct DecodeShared {
-    union {
-        Joined<DIM, NT> joined;
-        float folded[WARPS > DEC_WARPS ? NT * (DIM / 4 + 4) : 1][DEC_THREADS];
+template <int DIM, int NT, int WARPS> union WarpSums {
+    Joined<DIM, NT> joined;
+    float folded[WARPS > DEC_WARPS ? NT * (DIM / 4 + 4) : 1][DEC_THREADS];
+};
+
+/* Puts the splits of an item together in its block that ends last. */
+template <class T, int NT, int WARPS> struct ByLast {
+    struct Shared {
+        float weights[MAX_SPLITS * 8 * NT], sums[8 * NT];
+        bool last;
     };
-    float weights[MAX_SPLITS * 8 * NT], sums[8 * NT];
-    bool last;
+    const weft_attention_args &a;
+    const Split &split;
+    Shared &shared;
+    __device__ __forceinline__ void leave(int) const {}
+    __device__ __forceinline__ void keep(int64_t item, int part, int row, int d, float2 values, float2 stats) const
+    {
+        const int64_t at = (item * split.splits + part) * 8 * NT + row;
+        *(float2 *)&split.partial[at * a.head_dim_v + d] = values;
+        if (d == 0) split.stats[at] = stats;
+    }
+    __device__ __forceinline__ void merge(const Place &p, int64_t item, int, int splits) const
+    {
+        sync_warps<WARPS>();
+        if (threadIdx.x == 0) { /* orders the writes of the block, which the barrier has gathered, before the count */
+            unsigned before;
+            asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(&split.counters[item]) : "memory");
+            shared.last = before == (unsigned)splits - 1;
+        }
+        sync_warps<WARPS>();
+        if (!shared.last) return;
+        merge_splits<T, 8 * NT, WARPS>(a, split, p, item, splits, shared.weights, shared.sums);
+        if (threadIdx.x == 0) split.counters[item] = 0;
+    }
 };
 
 /* Of 8 warps the upper four give what they carry to the lower four. All threads of the block come here. */
@@ -307,11 +334,14 @@ template <int DIM, int NT, int WARPS> __device__ __forceinline__ void fold(float
 }
 
 /* Part `part` of the splits of rows [tile * 8 NT, ...) of request r and KV head kv_head, by a block of
- * WARPS warps, all of which come here. enter() is called, if there is something to do, before anything is
- * read that this step wrote: before it come lengths, tables, and keys and values of earlier steps. */
-template <class T, int DIM, int NT, int WARPS, class Enter>
+ * WARPS warps, all of which come here. enter() is called once, before anything is read that this step wrote: before
+ * it come lengths and tables and, with `early`, keys and values of earlier steps. JOIN, how splits come together:
+ *     void leave(int splits) const                                of a part that has no keys
+ *     void keep(item, part, row, d, float2 values, float2 stats)  dims d and d + 1 of a row's sums, if there are more splits
+ *     void merge(p, item, part, splits)                           by the block, behind its last keep() */
+template <class T, int DIM, int NT, int WARPS, class Enter, class Join>
 __device__ __forceinline__ void attend_split(const weft_attention_args &a, const Split &split, int tile, int part, int kv_head, int r,
-                                             DecodeShared<DIM, NT, WARPS> &shared, Enter enter)
+                                             WarpSums<DIM, NT, WARPS> &shared, bool early, Enter enter, const Join &join)
 {
     constexpr int R = 8 * NT, STEP = KEYS * WARPS;
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -320,7 +350,10 @@ __device__ __forceinline__ void attend_split(const weft_attention_args &a, const
     p.first_token = a.query_start_loc[r];
     p.row0 = tile * R;
     p.rows = min(R, p.heads * (a.query_start_loc[r + 1] - p.first_token) - p.row0);
-    if (p.rows <= 0) return;
+    if (p.rows <= 0) {
+        enter();
+        return;
+    }
     const KeyRange keys = keys_of(a, r);
 
     /* Keys of all rows of the block, then of this split: whole tiles of every warp. */
@@ -330,7 +363,11 @@ __device__ __forceinline__ void attend_split(const weft_attention_args &a, const
     low = low / KEYS * KEYS;
     const int total = max(0, high - low), tiles = (total + STEP - 1) / STEP;
     const int per = max(1, (tiles + split.splits - 1) / split.splits) * STEP, splits = max(1, (total + per - 1) / per);
-    if (part >= splits) return;
+    if (part >= splits) {
+        enter();
+        join.leave(splits);
+        return;
+    }
     const int begin = low + part * per, end = min(high, begin + per);
 
     const bool fresh = a.keys == WEFT_KEYS_NEW;
@@ -346,7 +383,7 @@ __device__ __forceinline__ void attend_split(const weft_attention_args &a, const
         read_keys<T, DIM>(kf, k + row * k_stride, k_stride, a.head_dim, end - key);
         read_values<T, DIM>(vf, v + row * v_stride, v_stride, a.head_dim_v, end - key);
     };
-    const bool old = !fresh && min(key + KEYS, end) <= page_local_len(a.pages, keys.first_position);
+    const bool old = early && !fresh && min(key + KEYS, end) <= page_local_len(a.pages, keys.first_position);
     if (old) read();
     enter();
     if (!old) read();
@@ -383,32 +420,21 @@ __device__ __forceinline__ void attend_split(const weft_attention_args &a, const
     if (WARPS > DEC_WARPS) fold<DIM, NT, WARPS>(shared.folded, s);
     if (WARPS == DEC_WARPS || warp < DEC_WARPS) put_warp<DIM, NT>(shared.joined, s, p.rows);
     sync_warps<WARPS>();
-    const int64_t item = ((int64_t)r * a.num_kv_heads + kv_head) * split.row_tiles + tile, at = (item * split.splits + part) * R;
+    const int64_t item = ((int64_t)r * a.num_kv_heads + kv_head) * split.row_tiles + tile;
     const int twos = a.head_dim_v / 2;
     for (int i = threadIdx.x; i < p.rows * twos; i += WARPS * 32) {
         const int mine = i / twos, d = i % twos * 2;
         float weight[DEC_WARPS];
         const float2 stats = row_stats<DIM, NT>(shared.joined, mine, weight), y = row_values<DIM, NT>(shared.joined, mine, d, weight);
         if (splits > 1) {
-            *(float2 *)&split.partial[(at + mine) * a.head_dim_v + d] = y;
-            if (d == 0) split.stats[at + mine] = stats;
+            join.keep(item, part, mine, d, y, stats);
         } else {
             const float by = stats.y == 0.0f ? 0.0f : 1.0f / stats.y;
             put<T>(a, p, mine, d, y.x * by, y.y * by);
             if (d == 0) put_lse(a, p, mine, stats.x, stats.y);
         }
     }
-    if (splits == 1) return;
-    sync_warps<WARPS>();
-    if (threadIdx.x == 0) { /* orders the writes of the block, which the barrier has gathered, before the count */
-        unsigned before;
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(&split.counters[item]) : "memory");
-        shared.last = before == (unsigned)splits - 1;
-    }
-    sync_warps<WARPS>();
-    if (!shared.last) return;
-    merge_splits<T, R, WARPS>(a, split, p, item, splits, shared.weights, shared.sums);
-    if (threadIdx.x == 0) split.counters[item] = 0;
+    if (splits > 1) join.merge(p, item, part, splits);
 }
 
 } // namespace weft

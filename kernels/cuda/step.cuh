@@ -80,6 +80,12 @@ struct StepInstruction {
     };
 };
 
+/* What a block shares when it attends. */
+template <class T> struct StepAttention {
+    WarpSums<STEP_HEAD_DIM, 1, STEP_WARPS> warps;
+    typename ByLast<T, 1, STEP_WARPS>::Shared last;
+};
+
 /* What the ring needs to know of a product. */
 struct StepStream {
     CUtensorMap map; /* (pieces of 128 bytes, rows, 128) of w; copies bring 8 rows of 4 pieces */

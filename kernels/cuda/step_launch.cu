@@ -137,7 +137,7 @@ static weft_status launch_together(weft_fused *r, bool *done)
     program.arrivals = (unsigned long long *)r->memory;
     program.counters = list.context->counters;
     program.partial = list.context->workspace;
-    program.x_bytes = sizeof(DecodeShared<STEP_HEAD_DIM, 1, STEP_WARPS>);
+    program.x_bytes = sizeof(StepAttention<bf16>);
     program.sums_bytes = 128;
     int dealt = 0;
     for (int i = 0; i < made; i++) {

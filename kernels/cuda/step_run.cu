@@ -87,7 +87,7 @@ template <class T> __device__ __forceinline__ void step_enter(StepFixed &fixed, 
 template <class T> __device__ __noinline__ void step_attention(StepFixed &fixed, const StepInstruction &in)
 {
     const weft_attention_args &a = in.attention;
-    DecodeShared<STEP_HEAD_DIM, 1, STEP_WARPS> &s = *(DecodeShared<STEP_HEAD_DIM, 1, STEP_WARPS> *)fixed.places.x;
+    StepAttention<T> &s = *(StepAttention<T> *)fixed.places.x;
     Split split;
     split.row_tiles = in.row_tiles, split.splits = in.parts;
     split.counters = fixed.program.counters;
@@ -102,7 +102,8 @@ template <class T> __device__ __noinline__ void step_attention(StepFixed &fixed,
     for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
         const int part = job % in.parts, item = job / in.parts, tile = item % in.row_tiles, head = item / in.row_tiles % a.num_kv_heads;
         if (job != (int)blockIdx.x) step_sync();
-        attend_split<T, STEP_HEAD_DIM, 1, STEP_WARPS>(a, split, tile, part, head, item / in.row_tiles / a.num_kv_heads, s, enter);
+        attend_split<T, STEP_HEAD_DIM, 1, STEP_WARPS>(a, split, tile, part, head, item / in.row_tiles / a.num_kv_heads, s.warps, true, enter,
+                                                      ByLast<T, 1, STEP_WARPS>{a, split, s.last});
     }
     enter();
     for (int64_t t = a.query_start_loc[a.requests] + blockIdx.x; t < a.tokens; t += gridDim.x) { /* padding */
