@@ -127,6 +127,17 @@ __device__ __forceinline__ void leave(uint64_t *barrier)
     if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(barrier));
 }
 
+/* The item, read by the lane whose arrival at q_empty says that it has been read. */
+__device__ __forceinline__ Item item_of(const Item &shared)
+{
+    Item item = {};
+    if (threadIdx.x % 32 == 0) item = shared;
+    int *words = (int *)&item;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(Item) / sizeof(int)); i++) words[i] = __shfl_sync(~0u, words[i], 0);
+    return item;
+}
+
 template <class T, int DIM>
 __device__ __forceinline__ void multiply_items(const Job &job, Room<DIM> &room, int group)
 {
@@ -142,7 +153,7 @@ __device__ __forceinline__ void multiply_items(const Job &job, Room<DIM> &room, 
     for (;;) {
         barrier_wait(shared_address(&room.q_full), q_phase);
         q_phase ^= 1;
-        const Item item = room.item;
+        const Item item = item_of(room.item);
         if (item.request < 0) return;
         __syncwarp(); /* the last item's rows have been read */
         rows[0] = row_of(job, item, row0), rows[8] = row_of(job, item, row0 + 8);
