@@ -24,9 +24,14 @@ struct StepPlace {
 
 struct StepRing {
     uint32_t pieces, full, empty; /* addresses: of the places, and of a barrier for each */
-    uint32_t summed, finished;    /* of the buffers of sums */
+    uint32_t summed, finished;    /* of two barriers for each buffer of sums */
+    uint32_t listed, done;        /* of one barrier each: the next instruction is in the list, this one is finished */
     int places;
 };
+/* At the last four every lane arrives, not one for its warp: racecheck does not follow an order through
+ * __syncwarp and the arrival of another lane (measured: 32 arrivals take no longer than one). Barriers of
+ * named warps would not do between those that compute and the one that finishes: synccheck wants all of them to
+ * come from one place in the code, and racecheck does not follow bar.arrive. */
 
 #ifdef WEFT_HOPPER
 
@@ -65,9 +70,8 @@ __device__ __forceinline__ void step_barrier_wait(uint32_t barrier, uint32_t par
     }
 }
 
-/* The warps that compute; and these with the one that finishes. */
+/* The warps that compute. */
 __device__ __forceinline__ void step_sync() { named_sync(1, STEP_WARPS * 32); }
-__device__ __forceinline__ void step_sync_all() { named_sync(2, STEP_WARPS * 32 + 32); }
 
 /* Rows of w where the halves of a tile begin. */
 __device__ __forceinline__ int step_lower(int tile, int half)

@@ -383,8 +383,7 @@ template <class T> __device__ __forceinline__ void step_finish(const StepProduct
                 f.pair(i / 8, lower + i % 8, v1, v2);
             }
         }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(finished + 8 * buffer);
+        barrier_arrive(finished + 8 * buffer);
     }
 }
 
@@ -427,8 +426,7 @@ __device__ __forceinline__ void step_tiles(const StepProduct &p, const StepRing 
         step_barrier_wait(ring.finished + 8 * buffer, turn / STEP_SUMS % 2 ^ 1);
         if (2 * q < tokens) own[32 * q] = c[0][0] + c[1][0], own[32 * q + 8] = c[0][2] + c[1][2];
         if (2 * q + 1 < tokens) own[32 * q + 16] = c[0][1] + c[1][1], own[32 * q + 24] = c[0][3] + c[1][3];
-        __syncwarp();
-        if (lane == 0) barrier_arrive(ring.summed + 8 * buffer);
+        barrier_arrive(ring.summed + 8 * buffer);
     }
 }
 

@@ -28,15 +28,15 @@ struct StepFixed {
     int late;                  /* a residual sum is held: that of late_norm */
     unsigned long long target; /* arrivals at the next wait; thread 0's */
     weft_rms_norm_args late_norm;
-    alignas(8) unsigned long long full[STEP_MOST_PLACES], empty[STEP_MOST_PLACES], summed[STEP_SUMS], finished[STEP_SUMS];
+    alignas(8) unsigned long long full[STEP_MOST_PLACES], empty[STEP_MOST_PLACES], summed[STEP_SUMS], finished[STEP_SUMS], listed, done;
 };
 
 #ifdef WEFT_HOPPER
 
-/* Until all blocks are here; what they wrote before is seen behind it. */
+/* Until all blocks are here; what they wrote before is seen behind it. All warps of this one have ended the
+ * instruction before. */
 __device__ __forceinline__ void step_wait(StepFixed &fixed)
 {
-    step_sync_all();
     if (step_thread() == 0) {
         unsigned long long seen, target = fixed.target, *arrivals = fixed.program.arrivals;
         int spins = 0;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void step_wait(StepFixed &fixed)
         asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(arrivals) : "memory");
         fixed.target = target + gridDim.x;
     }
-    step_sync_all();
+    step_sync();
 }
 
 /* The gains of a norm, which the step does not write: into the L2 while the blocks wait. */
@@ -135,10 +135,10 @@ template <class T, bool FP8, bool FAR> __device__ __noinline__ void step_product
     StepInput<T>::take(p, fixed.places);
     StepPlace place = fixed.place;
     int turn = fixed.turn;
-    step_sync_all();
+    step_sync();
     step_tiles<T, FP8, FAR>(p, fixed.ring, place, turn, scales, fixed.places);
     if (step_thread() != 0) return;
-    fixed.place = place, fixed.turn = turn; /* read behind the next two syncs */
+    fixed.place = place, fixed.turn = turn; /* read behind the next sync */
     if (in.late) fixed.late = 1, fixed.late_norm = p.norm;
 }
 
@@ -150,6 +150,16 @@ template <class T> __device__ __noinline__ void step_other(StepFixed &fixed, con
         step_enter<T>(fixed, in);
         step_rows<T>(in, fixed.places.sums);
     }
+}
+
+/* Behind an instruction: the next one is in the list, and the warp that finishes has done so. */
+__device__ __forceinline__ void step_end(StepFixed &fixed)
+{
+    barrier_arrive(fixed.ring.listed);
+    step_barrier_wait(fixed.ring.done, *(volatile int *)&fixed.at & 1);
+    step_sync(); /* all have read where the list is */
+    if (step_thread() == 0) fixed.at++;
+    step_sync();
 }
 
 /* The list, by the warps that compute. Calls leave nothing in registers, so the loop has nothing there. */
@@ -169,9 +179,7 @@ template <class T> __device__ __forceinline__ void step_work(char *memory, int f
             in.product.far ? step_product<T, true, true>(fixed, in) : step_product<T, true, false>(fixed, in);
         else in.product.far ? step_product<T, false, true>(fixed, in) : step_product<T, false, false>(fixed, in);
         asm volatile("cp.async.wait_all;" ::: "memory");
-        step_sync(); /* all have read where the list is */
-        if (step_thread() == 0) ((StepFixed *)(memory + step_anew((uint32_t)fixed_at)))->at++;
-        step_sync_all();
+        step_end(*(StepFixed *)(memory + step_anew((uint32_t)fixed_at)));
     }
 }
 
@@ -182,14 +190,13 @@ template <class T> __device__ __forceinline__ void step_finish_all(StepFixed &fi
     int turn = 0;
     for (int i = 0; i < count; i++) {
         const StepInstruction &in = fixed.list[i & 1];
-        if (in.wait) step_sync_all(), step_sync_all();
         if (in.kind == STEP_PRODUCT) {
             StepFinish<T> finish;
             finish.begin(in.product, fixed.places);
-            step_sync_all();
             step_finish<T>(in.product, finish, fixed.ring.summed, fixed.ring.finished, turn, fixed.places.sums);
         }
-        step_sync_all();
+        barrier_arrive(fixed.ring.done);
+        step_barrier_wait(fixed.ring.listed, i & 1);
     }
 }
 
@@ -203,13 +210,15 @@ template <class T> __global__ void __launch_bounds__(STEP_THREADS + 64, 1) step_
     if (threadIdx.x < STEP_WORDS) ((uint64_t *)&fixed.list[0])[threadIdx.x] = ((const uint64_t *)program.list)[threadIdx.x];
     if (threadIdx.x == 0) {
         fixed.program = program;
-        fixed.ring = {shared_address(memory), shared_address(fixed.full), shared_address(fixed.empty), shared_address(fixed.summed), shared_address(fixed.finished), program.places};
+        fixed.ring = {shared_address(memory), shared_address(fixed.full), shared_address(fixed.empty), shared_address(fixed.summed), shared_address(fixed.finished),
+                      shared_address(&fixed.listed), shared_address(&fixed.done), program.places};
         fixed.places = {memory + sizes.x, memory + sizes.held, (float *)(memory + sizes.cos_sin), (float *)(memory + sizes.sums), fixed.pages, fixed.positions};
         fixed.place = {0, 0};
         fixed.turn = fixed.late = fixed.at = 0;
         fixed.target = 0;
         for (int i = 0; i < program.places; i++) barrier_init(shared_address(&fixed.full[i]), 1), barrier_init(shared_address(&fixed.empty[i]), 1);
-        for (int i = 0; i < STEP_SUMS; i++) barrier_init(shared_address(&fixed.summed[i]), STEP_WARPS), barrier_init(shared_address(&fixed.finished[i]), 1);
+        for (int i = 0; i < STEP_SUMS; i++) barrier_init(shared_address(&fixed.summed[i]), STEP_THREADS), barrier_init(shared_address(&fixed.finished[i]), 32);
+        barrier_init(shared_address(&fixed.listed), STEP_THREADS), barrier_init(shared_address(&fixed.done), 32);
         barriers_ready();
     }
     __syncthreads();
