@@ -40,14 +40,36 @@ typedef struct weft_cuda_finish_args {
 } weft_cuda_finish_args;
 weft_status weft_cuda_finish_logits(const weft_cuda_finish_args *args, void *stream);
 
+/* One direction of the mail between a host and its GPU: page-locked memory of two parts that take turns. The
+ * kernels count their calls themselves, so that what a graph replays works too. */
+typedef struct weft_cuda_mail {
+    void *parts;       /* page-locked, 16-byte aligned: call n uses the part n % 2 */
+    size_t part_bytes; /* a multiple of 16 */
+    unsigned *counter; /* here: [0] calls so far; [1] blocks that are done. Zero at first */
+    unsigned *done;    /* page-locked: calls so far, once a call is through with its part */
+} weft_cuda_mail;
+
 /* ids[r]: the id of the best of row r over `world` ranks, whose candidates lie one behind another: (rows)
- * float32 values, then (rows) int32 ids. Ties go to the lower id; -1 where no value is a number above -inf. */
+ * float32 values, then (rows) int32 ids. Ties go to the lower id; -1 where no value is a number above -inf. The
+ * host reads them in the mail. */
 typedef struct weft_cuda_choose_args {
     const void *candidates; /* (world, 2, rows) */
     int32_t *ids;           /* (rows) */
     int64_t world, rows;
+    weft_cuda_mail mail;    /* of at least rows ids a part */
 } weft_cuda_choose_args;
 weft_status weft_cuda_choose(const weft_cuda_choose_args *args, void *stream);
+
+/* A record that came by mail, where the kernels of a step read it. Ids[t] of it below zero become chosen[-1 - ids[t]]. */
+typedef struct weft_cuda_arrive_args {
+    weft_cuda_mail mail;
+    void *record;          /* 16-byte aligned, rounded up to 16 bytes like its part of the mail */
+    int64_t bytes;
+    int64_t ids_at;        /* where its ids begin, in 4-byte words */
+    const int32_t *chosen; /* (rows) */
+    int64_t tokens, rows;
+} weft_cuda_arrive_args;
+weft_status weft_cuda_arrive(const weft_cuda_arrive_args *args, void *stream);
 
 /* ids[t] below zero become chosen[-1 - ids[t]]. */
 typedef struct weft_cuda_follow_ids_args {

@@ -87,9 +87,24 @@ __global__ void finish_logits(const weft_cuda_finish_args a)
     }
 }
 
+/* The last block of a call counts it and tells the host. What other blocks did to the part comes before. */
+__device__ static void mail_done(const weft_cuda_mail &mail, unsigned call)
+{
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x != 0 || atomicInc(mail.counter + 1, gridDim.x - 1) != gridDim.x - 1) return;
+    *(volatile unsigned *)mail.counter = call + 1;
+    __threadfence_system();
+    *(volatile unsigned *)mail.done = call + 1;
+}
+
+__device__ static char *mail_part(const weft_cuda_mail &mail, unsigned call) { return (char *)mail.parts + (call & 1) * mail.part_bytes; }
+
 __global__ void __launch_bounds__(DEVICE_THREADS) choose(const weft_cuda_choose_args a)
 {
     dependency_wait();
+    const unsigned call = *(volatile const unsigned *)a.mail.counter;
+    volatile int32_t *told = (volatile int32_t *)mail_part(a.mail, call);
     for (int64_t r = blockIdx.x * (int64_t)DEVICE_THREADS + threadIdx.x; r < a.rows; r += (int64_t)gridDim.x * DEVICE_THREADS) {
         float best = minus_inf();
         int32_t id = -1;
@@ -99,7 +114,28 @@ __global__ void __launch_bounds__(DEVICE_THREADS) choose(const weft_cuda_choose_
             if (value > best || (value == best && id >= 0 && other < id)) best = value, id = other;
         }
         a.ids[r] = id;
+        told[r] = id;
     }
+    mail_done(a.mail, call);
+}
+
+/* 16 bytes at a time: the way to the host's memory is long, so all of them are on it at once. */
+__global__ void __launch_bounds__(DEVICE_THREADS) arrive(const weft_cuda_arrive_args a)
+{
+    dependency_wait();
+    const unsigned call = *(volatile const unsigned *)a.mail.counter;
+    const char *part = mail_part(a.mail, call);
+    for (int64_t i = blockIdx.x * (int64_t)DEVICE_THREADS + threadIdx.x; i * 16 < a.bytes; i += (int64_t)gridDim.x * DEVICE_THREADS) {
+        int32_t v[4];
+        asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(part + i * 16) : "memory");
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int64_t t = i * 4 + k - a.ids_at, row = -1 - (int64_t)v[k];
+            if (t >= 0 && t < a.tokens && row >= 0 && row < a.rows) v[k] = a.chosen[row];
+        }
+        *(int4 *)((char *)a.record + i * 16) = make_int4(v[0], v[1], v[2], v[3]);
+    }
+    mail_done(a.mail, call);
 }
 
 __global__ void __launch_bounds__(DEVICE_THREADS) follow_ids(const weft_cuda_follow_ids_args a)
@@ -147,8 +183,18 @@ extern "C" weft_status weft_cuda_finish_logits(const weft_cuda_finish_args *a, v
 extern "C" weft_status weft_cuda_choose(const weft_cuda_choose_args *a, void *stream)
 {
     if (a->rows < 1) return WEFT_OK;
+    if ((size_t)a->rows * sizeof(int32_t) > a->mail.part_bytes)
+        return weft_fail(WEFT_INVALID, "%lld tokens in a mail of %zu bytes", (long long)a->rows, a->mail.part_bytes);
     launch(choose, blocks_for(a->rows), DEVICE_THREADS, 0, stream, *a);
     return launched("choosing tokens");
+}
+
+extern "C" weft_status weft_cuda_arrive(const weft_cuda_arrive_args *a, void *stream)
+{
+    if (a->bytes < 1 || (size_t)a->bytes > a->mail.part_bytes)
+        return weft_fail(WEFT_INVALID, "a record of %lld bytes in a mail of %zu", (long long)a->bytes, a->mail.part_bytes);
+    launch(arrive, blocks_for(div_up(a->bytes, 16)), DEVICE_THREADS, 0, stream, *a);
+    return launched("a record that arrives");
 }
 
 extern "C" weft_status weft_cuda_follow_ids(const weft_cuda_follow_ids_args *a, void *stream)

@@ -1,9 +1,10 @@
 --- Sessions on a GPU: opening it, the room for the cache, steps that run as captured graphs.
 --
 -- A decode step whose batch fits a bucket is padded to it (engine.lua). The first step of its kind
--- runs launch by launch, the second is captured, all others replay what was captured. Tokens are chosen
--- on the GPUs and their copy to the host begins behind the step: the one place where rank 0 waits is for
--- that copy, and by then the next step is on its way. Eager sessions choose on the host.
+-- runs launch by launch, the second is captured, all others replay what was captured. Its record lies in
+-- memory that the graph reads, and the tokens, chosen on the GPUs, in memory that it writes: a replayed step is one
+-- call into the driver. The one place where rank 0 waits is for the tokens, and by then the next step is on its
+-- way. Eager sessions choose on the host.
 local core = require "weft.core"
 
 local gpu = {}
@@ -112,7 +113,6 @@ function gpu.launch(session, step)
   local launched = { step = step, rows = step.num_logits }
   if launched.rows == 0 then return launched end
   if step.gather_logits then launched.logits = core.to_host(session.model.lm_head:gather(logits)) end
-  if session.graphs and session.rank.rank == 0 then session.sampler:fetch(step) end
   return launched
 end
 
@@ -121,7 +121,7 @@ function gpu.take(session, launched)
   local began, ids = core.now(), nil
   if session.graphs and session.rank.rank ~= 0 then core.gpu.pace()
   elseif launched.rows == 0 then return nil
-  elseif session.graphs then ids = session.sampler:fetched(launched.rows)
+  elseif session.graphs then ids = session.sampler:told(launched.rows)
   else ids = session.sampler:take(launched.step) end
   session.waited = session.waited + core.now() - began
   return ids, launched.logits

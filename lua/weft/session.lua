@@ -62,7 +62,7 @@ end
 --- After a failure: what was begun is not asked for any more.
 function Session:forget()
   self.launched = {}
-  core.gpu.forget_fetches()
+  core.gpu.forget_tokens()
 end
 
 --- What nothing names any more goes now: weights and caches are large. Compiled traces name the functions of the

@@ -103,6 +103,47 @@ describe("a step", function()
     assert.same({ 4, 5, 6 }, ids:totable())
   end)
 
+  describe("behind another one", function()
+    -- Three requests at 7, 3 and 11 tokens and one more in each step; blocks of 4 tokens.
+    local function decode(step, ids, tables)
+      local requests = {}
+      for i, start in ipairs { 7, 3, 11 } do
+        requests[i] = { ids = { ids[i] }, start = start + step, blocks = tables[i], sample = true, temperature = i / 2, seed = 10 + i }
+      end
+      return { block_tokens = 4, pad_to = 4, graph = true, requests = requests }
+    end
+
+    it("is what a build of one more token for each would be, with the blocks that requests have got", function()
+      local tables = { { 5, 2 }, { 1 }, { 4, 9, 7 } }
+      local steps = { core.step():build(decode(0, { 21, 22, 23 }, tables)), core.step() }
+      for n = 1, 6 do
+        local grown
+        for i, start in ipairs { 7, 3, 11 } do
+          if math.ceil((start + n + 1) / 4) > #tables[i] then
+            table.insert(tables[i], 10 * n + i)
+            grown = grown or {}
+            grown[i] = tables[i]
+          end
+        end
+        local previous, step = steps[2 - n % 2], steps[1 + n % 2]
+        assert.is_true(step:follow(previous, grown))
+        assert.equal(core.step():build(decode(n, { -1, -2, -3 }, tables)):record(), step:record())
+      end
+    end)
+
+    it("needs a record whose requests draw one token each, and blocks as many as tokens ask for", function()
+      local step, ready = core.step(), core.step():build(decode(0, { 1, 2, 3 }, { { 5, 2 }, { 1 }, { 4, 9, 7 } }))
+      assert.is_false(step:follow(core.step():build(two_requests())))
+      assert.is_false(step:follow(core.step():build { kind = "command", payload = "x" }))
+      assert.is_false(step:follow(core.step()))
+      assert.has_error(function() step:follow(step) end)
+      local _, raised = pcall(step.follow, step, ready)
+      assert.equal("request 2 has 13 tokens, which need 4 blocks of 4, and its table holds 3", raised.message)
+      assert.has_error(function() step:follow(ready, { { 5, 2, -8 }, { 1, 3 }, { 4, 9, 7, 6 } }) end)
+      assert.has_error(function() step:follow(ready, { 7 }) end, "the blocks of row 1 must be a list, got number")
+    end)
+  end)
+
   it("refuses a batch that is not sound, and says where", function()
     local function refused(message, change)
       local t = two_requests()

@@ -7,7 +7,8 @@
  *   core.gpu.index() -> the GPU of this rank, or nil
  *   core.gpu.synchronize()        waits for the rank's stream
  *   core.gpu.pace()               waits for the work that was there at the call before
- *   core.gpu.forget_fetches()     what sampler:fetch began is not wanted any more
+ *   core.gpu.forget_tokens()      what the GPU chose and nobody asked for is not wanted any more
+ *   core.gpu.driver_seconds()     what this rank's calls into the driver for replayed steps took so far
  *   core.gpu.copy_speed([bytes]) -> bytes read plus written a second by copies within its memory
  *   core.gpu.built                whether this build has CUDA
  *   core.graph.capture(fn [, together]) -> weft.graph   runs fn and records what it launches, without
@@ -70,6 +71,13 @@ static int l_synchronize(lua_State *L)
     return 0;
 }
 
+static int l_driver_seconds(lua_State *L)
+{
+    const weft_rank *rank = weft_lua_rank(L);
+    lua_pushnumber(L, rank->cuda != NULL ? weft_cuda_driver_seconds(rank->cuda) : 0);
+    return 1;
+}
+
 static int l_pace(lua_State *L)
 {
     weft_rank *rank = weft_lua_rank(L);
@@ -77,10 +85,10 @@ static int l_pace(lua_State *L)
     return 0;
 }
 
-static int l_forget_fetches(lua_State *L)
+static int l_forget_tokens(lua_State *L)
 {
     weft_rank *rank = weft_lua_rank(L);
-    if (rank->cuda != NULL) weft_cuda_forget_fetches(rank->cuda);
+    if (rank->cuda != NULL) weft_cuda_forget_tokens(rank->cuda);
     return 0;
 }
 
@@ -157,7 +165,7 @@ static int fields(lua_State *L)
 void weft_open_device(lua_State *L)
 {
     static const luaL_Reg gpu[] = {{"count", l_count}, {"why_none", l_why_none},       {"describe", l_describe},     {"use", l_use},
-                                   {"index", l_index}, {"pace", l_pace}, {"forget_fetches", l_forget_fetches}, {"synchronize", l_synchronize}, {"copy_speed", l_copy_speed}, {NULL, NULL}};
+                                   {"index", l_index}, {"pace", l_pace}, {"driver_seconds", l_driver_seconds}, {"forget_tokens", l_forget_tokens}, {"synchronize", l_synchronize}, {"copy_speed", l_copy_speed}, {NULL, NULL}};
     static const luaL_Reg graph[] = {{"capture", l_capture}, {NULL, NULL}};
     static const luaL_Reg methods[] = {{"launch", l_launch}, {NULL, NULL}};
     weft_box_class(L, GRAPH, methods, fields, NULL);

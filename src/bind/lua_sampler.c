@@ -6,9 +6,9 @@
  *     :launch(logits, step)     first half of forward_step, on a GPU
  *     :take(step) -> {id, ...}  second half: waits for the ids
  *     :decide()                 instead, the ids stay on the GPUs; a later step may name them
- *     :follow(step)             ids below zero, -1 - r, become what row r of the last choice was
- *     :fetch(step)              begins their copy to the host; two may be on their way
- *     :fetched(rows) -> {id, ...}  waits for the older one
+ *     :follow(step)             the record of an uploaded step arrives; its ids below zero, -1 - r, become what row r of
+ *                               the last choice was
+ *     :told(rows) -> {id, ...}  waits for the oldest choice that was not asked for, of two at most
  *   core.sampler.draw(row, {temperature=0, top_k=0, top_p=1, min_p=0, repetition_penalty=1, history={ids}, seed=, position=}) -> id
  *   core.sampler.logprobs(row, n [, id]) -> {{id=, logprob=}, ...} best first [, log-probability of id] */
 #include <string.h>
@@ -165,35 +165,31 @@ static int l_decide(lua_State *L)
     return 0;
 }
 
-/* sampler:follow(step): ids below zero of an uploaded step, -1 - r, become what row r of the last choice was. */
+/* sampler:follow(step): the record of an uploaded step arrives, and its ids below zero, -1 - r, become what row r of
+ * the last choice was. */
 static int l_follow(lua_State *L)
 {
     weft_sampler *sampler = (weft_sampler *)weft_box_check(L, 1, SAMPLER);
-    const weft_step *step = weft_check_step(L, 2);
+    weft_step *step = weft_check_step(L, 2);
     if (!step->uploaded) luaL_error(L, "the step was not uploaded");
-    weft_raise_if(L, weft_sampler_follow(sampler, (int32_t *)weft_step_arrays_of(step).ids, step->header->num_tokens));
+    weft_raise_if(L, weft_sampler_follow(sampler, step));
     return 0;
 }
 
-/* sampler:fetch(step) begins the copy of the choice to the host; sampler:fetched(step) waits for the older of
- * two at most and gives its ids. */
-static int l_fetch(lua_State *L)
-{
-    weft_sampler *sampler = (weft_sampler *)weft_box_check(L, 1, SAMPLER);
-    weft_raise_if(L, weft_sampler_fetch(sampler, weft_check_step(L, 2)->header->num_logits));
-    return 0;
-}
-
-static int l_fetched(lua_State *L)
+/* sampler:told(rows): waits for the oldest choice that was not asked for, of two at most, and gives its ids. */
+static int l_told(lua_State *L)
 {
     weft_sampler *sampler = (weft_sampler *)weft_box_check(L, 1, SAMPLER);
     int64_t rows = (int64_t)luaL_checkinteger(L, 2);
-    luaL_argcheck(L, rows >= 0, 2, "expected a number of rows");
-    weft_tensor *ids = NULL;
-    weft_object **slot = weft_box_new(L, WEFT_TENSOR);
-    weft_raise_if(L, weft_sampler_fetched(sampler, rows, &ids));
-    *slot = &ids->object;
-    return push_ids(L, ids);
+    luaL_argcheck(L, rows >= 0 && rows <= INT32_MAX, 2, "expected a number of rows");
+    const int32_t *ids = NULL;
+    weft_raise_if(L, weft_sampler_told(sampler, rows, &ids));
+    lua_createtable(L, (int)rows, 0);
+    for (int r = 0; r < (int)rows; r++) {
+        lua_pushnumber(L, ids[r]);
+        lua_rawseti(L, -2, r + 1);
+    }
+    return 1;
 }
 
 /* A whole row of logits: float32 [vocab] or [1, vocab]. */
@@ -281,8 +277,7 @@ static int l_logprobs(lua_State *L)
 void weft_open_sampler(lua_State *L)
 {
     static const luaL_Reg methods[] = {{"forward", l_forward}, {"forward_step", l_forward_step}, {"launch", l_launch}, {"take", l_take},
-                                       {"decide", l_decide},   {"follow", l_follow},             {"fetch", l_fetch},   {"fetched", l_fetched},
-                                       {NULL, NULL}};
+                                       {"decide", l_decide},   {"follow", l_follow},             {"told", l_told},     {NULL, NULL}};
     static const luaL_Reg functions[] = {{"new", l_new}, {"draw", l_draw}, {"logprobs", l_logprobs}, {NULL, NULL}};
     weft_box_class(L, SAMPLER, methods, NULL, NULL);
     lua_newtable(L);

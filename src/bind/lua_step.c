@@ -2,6 +2,9 @@
  *
  *   step = core.step()                    an empty step whose memory is used again by each build
  *   step:build{ ... } -> step             see below
+ *   step:follow(previous, grown) -> whether   the record behind `previous`, whose requests drew one token each: one token
+ *                                         more for each, what its row draws. grown[row] is the list of a request's blocks,
+ *                                         from 1, where it has got more (or nil). false: previous is no such record
  *   step:publish()                        rank 0: to all other ranks
  *   core.step_receive([step]) -> step     other ranks: the next step, into `step` or a new one
  *   step:record() -> string   step:decode(string) -> step     the flat record itself
@@ -289,6 +292,50 @@ static int l_build(lua_State *L)
     return 1;
 }
 
+/* The new blocks of one row; value on top: the list of all. Memory of the state, of the garbage collector's. */
+static weft_step_growth take_growth(lua_State *L, const weft_step *previous, int32_t row)
+{
+    if (!lua_istable(L, -1)) luaL_error(L, "the blocks of row %d must be a list, got %s", (int)row + 1, luaL_typename(L, -1));
+    int first = (int)weft_step_filled_blocks(previous, row), count = (int)lua_objlen(L, -1) - first;
+    weft_step_growth growth = {.row = row, .count = count > 0 ? count : 0};
+    int32_t *blocks = lua_newuserdata(L, ((size_t)growth.count + 1) * sizeof *blocks);
+    for (int i = 0; i < (int)growth.count; i++) {
+        lua_rawgeti(L, -2, first + i + 1);
+        blocks[i] = weft_check_int(L, -1, "a block");
+        lua_pop(L, 1);
+    }
+    growth.blocks = blocks;
+    return growth;
+}
+
+static int l_follow(lua_State *L)
+{
+    weft_step *step = (weft_step *)weft_box_check(L, 1, WEFT_STEP);
+    const weft_step *previous = (const weft_step *)weft_box_check(L, 2, WEFT_STEP);
+    lua_settop(L, 3);
+    luaL_argcheck(L, step != previous, 2, "expected another step");
+    weft_step_growth *grown = NULL;
+    int64_t count = 0;
+    if (!lua_isnil(L, 3) && weft_step_ready(previous) == WEFT_OK) {
+        luaL_checktype(L, 3, LUA_TTABLE);
+        int32_t requests = previous->header->num_requests;
+        grown = lua_newuserdata(L, ((size_t)requests + 1) * sizeof *grown);
+        lua_newtable(L); /* keeps the new blocks for as long as this runs */
+        for (int32_t r = 0; r < requests; r++) {
+            lua_rawgeti(L, 3, r + 1);
+            if (!lua_isnil(L, -1)) {
+                grown[count++] = take_growth(L, previous, r);
+                lua_rawseti(L, -3, (int)count);
+            }
+            lua_settop(L, 5);
+        }
+    }
+    int built = 0;
+    weft_raise_if(L, weft_step_follow(step, previous, grown, count, &built));
+    lua_pushboolean(L, built);
+    return 1;
+}
+
 static int l_publish(lua_State *L)
 {
     weft_raise_if(L, weft_step_publish(weft_check_step(L, 1), weft_lua_rank(L)));
@@ -447,7 +494,7 @@ static int to_string(lua_State *L)
 void weft_open_step(lua_State *L)
 {
     static const luaL_Reg methods[] = {
-        {"build", l_build}, {"publish", l_publish}, {"record", l_record}, {"decode", l_decode}, {"upload", l_upload}, {NULL, NULL},
+        {"build", l_build}, {"follow", l_follow}, {"publish", l_publish}, {"record", l_record}, {"decode", l_decode}, {"upload", l_upload}, {NULL, NULL},
     };
     weft_box_class(L, WEFT_STEP, methods, fields, to_string);
     lua_pushcfunction(L, new_step);

@@ -103,6 +103,7 @@ static void point(weft_step *step, const offsets *o)
 {
     step->bytes = o->total;
     step->uploaded = 0;
+    step->mailed = 0;
     char *base = step->buffer->data;
     step->header = (weft_step_header *)base;
     step->seeds = (uint64_t *)(base + o->seeds);
@@ -117,12 +118,12 @@ static void point(weft_step *step, const offsets *o)
     step->payload = base + o->payload;
 }
 
-weft_status weft_step_begin(weft_step *step, const weft_step_shape *shape)
+static weft_status begin(weft_step *step, const weft_step_shape *shape, int clear)
 {
     offsets o;
     WEFT_TRY(lay_out(&o, shape));
     WEFT_TRY(reserve(step, o.total));
-    memset(step->buffer->data, 0, o.total);
+    if (clear) memset(step->buffer->data, 0, o.total);
     point(step, &o);
     *step->header = (weft_step_header){
         .magic = MAGIC,
@@ -137,6 +138,74 @@ weft_status weft_step_begin(weft_step *step, const weft_step_shape *shape)
         .bucket = (int32_t)(shape->bucket ? shape->bucket : shape->num_tokens),
         .payload_bytes = (uint64_t)shape->payload_bytes,
     };
+    return WEFT_OK;
+}
+
+weft_status weft_step_begin(weft_step *step, const weft_step_shape *shape) { return begin(step, shape, 1); }
+
+/* ---- the record behind another one ---- */
+
+int64_t weft_step_filled_blocks(const weft_step *step, int32_t row)
+{
+    const weft_step_header *h = step->header;
+    return h->block_tokens > 0 ? ((int64_t)step->seq_lens[row] + h->block_tokens - 1) / h->block_tokens : 0;
+}
+
+/* Whether every request of a whole record gave one token and draws one, in order. */
+static int draws_one_each(const weft_step *step)
+{
+    const weft_step_header *h = step->header;
+    if (weft_step_ready(step) != WEFT_OK || h->kind != WEFT_STEP_FORWARD || h->num_requests == 0 || h->num_logits != h->num_requests) return 0;
+    if (h->payload_bytes > 0 || (h->flags & ~WEFT_STEP_GRAPH) != 0) return 0;
+    int single = 1;
+    for (int32_t r = 0; r < h->num_requests; r++) single &= step->query_start_loc[r + 1] == r + 1 && step->logits_indices[r] == r;
+    return single;
+}
+
+static void follow_table(weft_step *step, const weft_step *previous, const weft_step_growth *grown, int64_t num_grown)
+{
+    size_t stride = (size_t)step->header->block_table_stride, before = (size_t)previous->header->block_table_stride;
+    for (int32_t r = 0; r < step->header->num_requests; r++) {
+        int32_t *row = step->block_table + (size_t)r * stride;
+        if (before > 0) memcpy(row, previous->block_table + (size_t)r * before, before * sizeof *row);
+        memset(row + before, 0, (stride - before) * sizeof *row);
+    }
+    for (int64_t g = 0; g < num_grown; g++)
+        if (grown[g].count > 0)
+            memcpy(step->block_table + (size_t)grown[g].row * stride + (size_t)weft_step_filled_blocks(previous, grown[g].row), grown[g].blocks,
+                   (size_t)grown[g].count * sizeof(int32_t));
+}
+
+weft_status weft_step_follow(weft_step *step, const weft_step *previous, const weft_step_growth *grown, int64_t num_grown, int *built)
+{
+    *built = 0;
+    if (!draws_one_each(previous)) return WEFT_OK;
+    const weft_step_header *h = previous->header;
+    weft_step_shape shape = {.kind = h->kind, .flags = h->flags, .num_tokens = h->num_tokens, .num_requests = h->num_requests,
+                             .block_table_stride = h->block_table_stride, .block_tokens = h->block_tokens, .num_logits = h->num_logits, .bucket = h->bucket};
+    for (int64_t g = 0; g < num_grown; g++) {
+        if (grown[g].row < 0 || grown[g].row >= h->num_requests || h->block_tokens == 0)
+            return weft_fail(WEFT_INVALID, "blocks for row %d of a step of %d requests", grown[g].row, h->num_requests);
+        int64_t reach = weft_step_filled_blocks(previous, grown[g].row) + grown[g].count;
+        if (reach > shape.block_table_stride) shape.block_table_stride = reach;
+    }
+    WEFT_TRY(begin(step, &shape, 0));
+    size_t n = (size_t)h->num_requests, padding = (size_t)(h->num_tokens - h->num_requests);
+    for (size_t r = 0; r < n; r++) {
+        step->ids[r] = -1 - (int32_t)r;
+        step->positions[r] = previous->positions[r] + 1;
+        step->seq_lens[r] = previous->seq_lens[r] + 1;
+        step->sample_positions[r] = previous->sample_positions[r] + 1;
+    }
+    memset(step->ids + n, 0, padding * sizeof *step->ids);
+    memset(step->positions + n, 0, padding * sizeof *step->positions);
+    memcpy(step->query_start_loc, previous->query_start_loc, (n + 1) * sizeof *step->query_start_loc);
+    memcpy(step->logits_indices, previous->logits_indices, n * sizeof *step->logits_indices);
+    memcpy(step->temperature, previous->temperature, n * sizeof *step->temperature);
+    memcpy(step->seeds, previous->seeds, n * sizeof *step->seeds);
+    follow_table(step, previous, grown, num_grown);
+    WEFT_TRY(weft_step_finish(step));
+    *built = 1;
     return WEFT_OK;
 }
 
@@ -180,10 +249,14 @@ static weft_status check_blocks(const weft_step *step, int32_t *max_block)
             return weft_fail(WEFT_INVALID, "request %d has %d tokens, which need %" PRId64 " blocks of %d, and its table holds %d", r,
                              step->seq_lens[r], used, h->block_tokens, h->block_table_stride);
         const int32_t *row = step->block_table + (size_t)r * (size_t)h->block_table_stride;
+        int32_t least = 0, most = *max_block; /* without a way out of the loop it becomes vectors: tables are long */
         for (int32_t b = 0; b < h->block_table_stride; b++) {
-            if (row[b] < 0) return weft_fail(WEFT_INVALID, "block %d of request %d has id %d", b, r, row[b]);
-            if (row[b] > *max_block) *max_block = row[b];
+            least = row[b] < least ? row[b] : least;
+            most = row[b] > most ? row[b] : most;
         }
+        for (int32_t b = 0; least < 0 && b < h->block_table_stride; b++)
+            if (row[b] < 0) return weft_fail(WEFT_INVALID, "block %d of request %d has id %d", b, r, row[b]);
+        *max_block = most;
     }
     return WEFT_OK;
 }

@@ -81,6 +81,7 @@ typedef struct weft_step {
     float *temperature;       /* (n) 0: greedy */
     char *payload;            /* (payload_bytes) */
     int uploaded;             /* `device` holds this record's arrays */
+    size_t mailed;            /* bytes that lie in the mail and arrive with weft_step_arrive; 0: they were copied */
     weft_step_arrays device;
 } weft_step;
 
@@ -88,6 +89,17 @@ weft_status weft_step_create(weft_step **out, weft_memory *memory);
 /* Lays out a new record; its arrays are zeros for the caller to fill. Allocates only when the
  * record is larger than any before. */
 weft_status weft_step_begin(weft_step *step, const weft_step_shape *shape);
+/* Blocks that the request of a row has got behind those that its tokens fill. */
+typedef struct weft_step_growth {
+    int32_t row;
+    const int32_t *blocks;
+    int64_t count;
+} weft_step_growth;
+/* The record behind `previous` (another step), whose requests drew one token each: one more token for each, with the
+ * id -1 - r, what row r draws. *built is 0 when previous is no such record. */
+weft_status weft_step_follow(weft_step *step, const weft_step *previous, const weft_step_growth *grown, int64_t num_grown, int *built);
+/* How many blocks the tokens of row r fill. */
+int64_t weft_step_filled_blocks(const weft_step *step, int32_t row);
 /* Works out max_context_len and max_block and checks the whole record. */
 weft_status weft_step_finish(weft_step *step);
 /* INVALID unless the step holds a whole, checked record. */
@@ -96,9 +108,13 @@ weft_status weft_step_ready(const weft_step *step);
 weft_status weft_step_decode(weft_step *step, const void *record, size_t bytes);
 
 /* Copies the arrays to the rank's GPU, in stream order, into memory of the rank that the next upload
- * uses again. Nothing to do on a CPU rank. */
+ * uses again. Nothing to do on a CPU rank. The record of a step that may run as a graph is only mailed: it is
+ * there behind weft_step_arrive. */
 weft_status weft_step_upload(weft_step *step, weft_rank *rank);
 weft_step_arrays weft_step_arrays_of(const weft_step *step);
+/* On a GPU, for a step that may run as a graph: its record is there for the kernels behind, and an id below zero,
+ * -1 - r, becomes chosen[r], of `rows`. Waits for nothing, and may be captured. */
+weft_status weft_step_arrive(weft_step *step, weft_rank *rank, const int32_t *chosen, int64_t rows);
 
 /* Rank 0 to all others; nothing to do in a world of one. */
 weft_status weft_step_publish(weft_step *step, weft_rank *rank);

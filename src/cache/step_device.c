@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "cache/step.h"
+#include "kernels/weft_cuda_device.h"
 
 enum { FIRST_BYTES = 1 << 18, LEAST_BLOCKS = 16 };
 
@@ -85,7 +86,9 @@ weft_status weft_step_upload(weft_step *step, weft_rank *rank)
     padded p = pad(h);
     WEFT_TRY(reserve(rank, p.bytes));
     void *pinned;
-    WEFT_TRY(weft_cuda_outgoing(rank->cuda, p.bytes, &pinned));
+    size_t mailed = (p.bytes + 15) / 16 * 16;
+    if (!(h->flags & WEFT_STEP_GRAPH) || h->max_context_len == 0 || mailed > weft_cuda_record_room(rank->cuda)) mailed = 0;
+    WEFT_TRY(mailed > 0 ? weft_cuda_record_slot(rank->cuda, &pinned) : weft_cuda_outgoing(rank->cuda, p.bytes, &pinned));
     cursor at = {pinned, rank->step_buffer->data};
     weft_step_arrays a = {.requests = p.requests, .block_table_stride = p.stride, .logits = p.logits};
     a.seeds = put(&at, step->seeds, h->num_logits, p.logits, sizeof(uint64_t), 0);
@@ -99,11 +102,42 @@ weft_status weft_step_upload(weft_step *step, weft_rank *rank)
     a.sample_positions = put(&at, step->sample_positions, h->num_logits, p.logits, sizeof(int32_t), 0);
     a.temperature = put(&at, step->temperature, h->num_logits, p.logits, sizeof(float), 0);
     bounds(step, &p, &a);
-    WEFT_TRY(weft_cuda_send(rank->cuda, rank->step_buffer->data, p.bytes));
+    if (mailed == 0) WEFT_TRY(weft_cuda_send(rank->cuda, rank->step_buffer->data, p.bytes));
     step->device = a;
     step->uploaded = 1;
+    step->mailed = mailed;
     return WEFT_OK;
 }
+
+#ifdef WEFT_HAVE_CUDA
+
+weft_status weft_step_arrive(weft_step *step, weft_rank *rank, const int32_t *chosen, int64_t rows)
+{
+    if (!step->uploaded || rank->cuda == NULL) return weft_fail(WEFT_INVALID, "the step was not uploaded");
+    int32_t *ids = (int32_t *)step->device.ids, tokens = step->header->num_tokens;
+    void *stream = weft_cuda_stream(rank->cuda), *record = rank->step_buffer->data;
+    if (step->mailed == 0) {
+        weft_cuda_follow_ids_args follow = {.ids = ids, .chosen = chosen, .tokens = tokens, .rows = rows};
+        return weft_cuda_launched(rank->cuda, "the ids of the step before", weft_cuda_follow_ids(&follow, stream));
+    }
+    weft_cuda_arrive_args arrive = {.mail = weft_cuda_record_mail(rank->cuda),
+                                    .record = record,
+                                    .bytes = (int64_t)step->mailed,
+                                    .ids_at = ids - (int32_t *)record,
+                                    .chosen = chosen,
+                                    .tokens = tokens,
+                                    .rows = rows};
+    return weft_cuda_launched(rank->cuda, "a step's record", weft_cuda_arrive(&arrive, stream));
+}
+
+#else
+
+weft_status weft_step_arrive(weft_step *step, weft_rank *rank, const int32_t *chosen, int64_t rows)
+{
+    return weft_fail(WEFT_INVALID, "the step was not uploaded");
+}
+
+#endif
 
 weft_step_arrays weft_step_arrays_of(const weft_step *step)
 {

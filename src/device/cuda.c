@@ -116,6 +116,8 @@ int weft_cuda_rests(weft_cuda *cuda, double seconds)
     return cudaGetLastError() == cudaSuccess;
 }
 
+double weft_cuda_driver_seconds(const weft_cuda *cuda) { return cuda->driver_seconds; }
+
 unsigned long long weft_cuda_activity(const weft_cuda *cuda)
 {
     return atomic_load_explicit(&cuda->activity, memory_order_relaxed);
@@ -139,12 +141,11 @@ static void destroy(weft_object *object)
         for (int i = 0; i < 2; i++) {
             if (cuda->staging[i].data != NULL) (void)cudaFreeHost(cuda->staging[i].data);
             if (cuda->outgoing[i].data != NULL) (void)cudaFreeHost(cuda->outgoing[i].data);
-            if (cuda->incoming[i].data != NULL) (void)cudaFreeHost(cuda->incoming[i].data);
-            if (cuda->incoming[i].copied != NULL) (void)cudaEventDestroy(cuda->incoming[i].copied);
             if (cuda->paces[i] != NULL) (void)cudaEventDestroy(cuda->paces[i]);
             if (cuda->staging[i].copied != NULL) (void)cudaEventDestroy(cuda->staging[i].copied);
             if (cuda->outgoing[i].copied != NULL) (void)cudaEventDestroy(cuda->outgoing[i].copied);
         }
+        weft__cuda_mail_close(cuda);
         if (cuda->waited != NULL) (void)cudaEventDestroy(cuda->waited);
         if (cuda->passed != NULL) (void)cudaEventDestroy(cuda->passed);
         for (int i = 0; i < WEFT_CUDA_MARKS; i++)
@@ -167,12 +168,12 @@ static weft_status build(weft_cuda *cuda)
     for (int i = 0; i < WEFT_CUDA_MARKS && error == cudaSuccess; i++) error = cudaEventCreateWithFlags(&cuda->marks[i], cudaEventDisableTiming);
     for (int i = 0; i < 2 && error == cudaSuccess; i++) {
         error = cudaEventCreateWithFlags(&cuda->staging[i].copied, cudaEventDisableTiming);
-        if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->incoming[i].copied, cudaEventDisableTiming);
         if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->paces[i], cudaEventDisableTiming);
         if (error == cudaSuccess) error = cudaEventCreateWithFlags(&cuda->outgoing[i].copied, cudaEventDisableTiming);
     }
     if (error == cudaSuccess) error = cudaMalloc(&cuda->workspace, WEFT_CUDA_WORKSPACE_BYTES);
     if (error != cudaSuccess) return weft__cuda_fail(cuda, "opening the GPU", error);
+    WEFT_TRY(weft__cuda_mail_open(cuda));
     return weft_cuda_context_create(&cuda->kernels, cuda->workspace, WEFT_CUDA_WORKSPACE_BYTES);
 }
 

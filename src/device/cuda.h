@@ -16,6 +16,7 @@
 typedef struct weft_cuda weft_cuda;             /* starts with a weft_object */
 typedef struct weft_cuda_graph weft_cuda_graph; /* starts with a weft_object */
 struct weft_cuda_context;
+struct weft_cuda_mail;
 
 int weft_cuda_device_count(void); /* 0: none, no driver, or a build without CUDA */
 const char *weft_cuda_why_none(void); /* in CUDA's words, where the count is 0 */
@@ -54,6 +55,8 @@ void weft_cuda_unshare(weft_cuda *cuda, void *block);
 int weft_cuda_multiprocessors(const weft_cuda *cuda);
 /* Whether the stream comes to its end within `seconds`; watches nothing else. For use behind a failure. */
 int weft_cuda_rests(weft_cuda *cuda, double seconds);
+/* What a replayed step's calls into the driver took so far: graphs, and records that are copied. */
+double weft_cuda_driver_seconds(const weft_cuda *cuda);
 /* For other threads: a number that grows while the rank's thread comes back from calls into the driver; and
  * whether the stream has work that is not done, which may itself wait in the driver. */
 unsigned long long weft_cuda_activity(const weft_cuda *cuda);
@@ -87,14 +90,22 @@ weft_status weft_cuda_follow(weft_cuda *cuda, const weft_cuda *other, int mark);
  * device with the next weft_cuda_send, which does not wait. */
 weft_status weft_cuda_outgoing(weft_cuda *cuda, size_t bytes, void **out);
 weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes);
-/* Begins a copy to page-locked memory behind the work so far, without waiting; two may be on their way. */
-weft_status weft_cuda_fetch(weft_cuda *cuda, const void *src, size_t bytes);
-/* Waits for the older of them. *data holds until the second fetch from now. */
-weft_status weft_cuda_fetched(weft_cuda *cuda, const void **data);
-/* Fetches that nobody asks for any more are forgotten. */
-void weft_cuda_forget_fetches(weft_cuda *cuda);
 /* Waits for the work that was there at the call before: the host stays one step ahead, not more. */
 weft_status weft_cuda_pace(weft_cuda *cuda);
+
+/* ---- mail: what goes to the GPU and comes back with a step, without calls of its own (kernels/weft_cuda_device.h) ---- */
+
+size_t weft_cuda_record_room(const weft_cuda *cuda); /* bytes of a record that may go by mail */
+size_t weft_cuda_token_room(const weft_cuda *cuda); /* bytes of the tokens of a step that may come by mail */
+/* Where the host writes the next record, once the one that lay there has arrived. */
+weft_status weft_cuda_record_slot(weft_cuda *cuda, void **slot);
+/* For the one kernel that comes next, weft_cuda_arrive or weft_cuda_choose: launched or captured, it counts. */
+struct weft_cuda_mail weft_cuda_record_mail(weft_cuda *cuda);
+struct weft_cuda_mail weft_cuda_token_mail(weft_cuda *cuda);
+/* Waits for the oldest choice of tokens that was not asked for, of two at most. *ids hold until the second choice
+ * from it is begun. */
+weft_status weft_cuda_tokens(weft_cuda *cuda, const int32_t **ids);
+void weft_cuda_forget_tokens(weft_cuda *cuda); /* nobody asks for those on their way any more */
 
 /* ---- graphs ---- */
 

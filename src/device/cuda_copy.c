@@ -35,8 +35,10 @@ static weft_status next_pinned(weft_cuda *cuda, weft__pinned *pair, int *turn, s
 
 static weft_status send(weft_cuda *cuda, weft__pinned *pinned, void *dst, size_t bytes)
 {
+    double began = weft__cuda_now();
     cudaError_t error = cudaMemcpyAsync(dst, pinned->data, bytes, cudaMemcpyHostToDevice, weft_cuda_stream(cuda));
     if (error == cudaSuccess) error = cudaEventRecord(pinned->copied, weft_cuda_stream(cuda));
+    cuda->driver_seconds += weft__cuda_now() - began;
     if (error != cudaSuccess) return weft__cuda_fail(cuda, "a copy to the GPU", error);
     weft__cuda_note_activity(cuda);
     pinned->busy = 1;
@@ -107,49 +109,6 @@ weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes)
 {
     if (cuda->capturing) return weft_fail(WEFT_INTERNAL, "a copy from the host while a graph is captured");
     return send(cuda, &cuda->outgoing[cuda->outgoing_turn], dst, bytes);
-}
-
-weft_status weft_cuda_fetch(weft_cuda *cuda, const void *src, size_t bytes)
-{
-    WEFT_TRY(weft__cuda_usable(cuda));
-    if (cuda->capturing) return weft_fail(WEFT_INTERNAL, "a copy to the host while a graph is captured");
-    if (cuda->fetches == 2) return weft_fail(WEFT_INTERNAL, "two copies to the host are on their way already");
-    weft__pinned *pinned = &cuda->incoming[(cuda->first_fetch + cuda->fetches) % 2];
-    if (pinned->busy) WEFT_TRY(weft__cuda_wait_event(cuda, pinned->copied, "copying from the GPU"));
-    WEFT_TRY(reserve_pinned(cuda, pinned, bytes > 4096 ? bytes : 4096));
-    cudaError_t error = cudaMemcpyAsync(pinned->data, src, bytes, cudaMemcpyDeviceToHost, weft_cuda_stream(cuda));
-    if (error == cudaSuccess) error = cudaEventRecord(pinned->copied, weft_cuda_stream(cuda));
-    if (error != cudaSuccess) return weft__cuda_fail(cuda, "a copy from the GPU", error);
-    pinned->busy = 1;
-    cuda->fetches++;
-    return WEFT_OK;
-}
-
-weft_status weft_cuda_fetched(weft_cuda *cuda, const void **data)
-{
-    if (cuda->fetches == 0) return weft_fail(WEFT_INTERNAL, "no copy to the host is on its way");
-    weft__pinned *pinned = &cuda->incoming[cuda->first_fetch];
-    WEFT_TRY(weft__cuda_wait_event(cuda, pinned->copied, "copying from the GPU"));
-    pinned->busy = 0;
-    cuda->first_fetch ^= 1;
-    cuda->fetches--;
-    *data = pinned->data;
-    return WEFT_OK;
-}
-
-void weft_cuda_forget_fetches(weft_cuda *cuda)
-{
-    cuda->first_fetch = (cuda->first_fetch + cuda->fetches) % 2;
-    cuda->fetches = 0;
-}
-
-weft_status weft_cuda_pace(weft_cuda *cuda)
-{
-    WEFT_TRY(weft__cuda_usable(cuda));
-    cudaError_t error = cudaEventRecord(cuda->paces[cuda->paced % 2], weft_cuda_stream(cuda));
-    if (error != cudaSuccess) return weft__cuda_fail(cuda, "recording an event", error);
-    if (cuda->paced++ == 0) return WEFT_OK;
-    return weft__cuda_wait_event(cuda, cuda->paces[cuda->paced % 2], "waiting for the step before");
 }
 
 #endif

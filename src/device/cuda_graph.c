@@ -12,6 +12,7 @@ struct weft_cuda_graph {
     cudaGraphExec_t exec;
     uint64_t generation;
     struct weft_cuda_graph *next; /* of the GPU's */
+    unsigned records, tokens; /* calls of the mail that a launch makes */
     void *fused_memory; /* what its launches of many operations read */
 };
 
@@ -68,6 +69,7 @@ weft_status weft_cuda_graph_begin(weft_cuda *cuda, int together)
     cudaError_t error = cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal);
     if (error == cudaSuccess) {
         cuda->capturing = 1;
+        cuda->records.captured = cuda->tokens.captured = 0;
         return WEFT_OK;
     }
     void *memory;
@@ -93,6 +95,8 @@ weft_status weft_cuda_graph_end(weft_cuda *cuda, weft_cuda_graph **out)
         weft_object_init(&graph->object, destroy);
         graph->cuda = weft_cuda_retain(cuda);
         graph->generation = cuda->generation;
+        graph->records = cuda->records.captured;
+        graph->tokens = cuda->tokens.captured;
         graph->fused_memory = memory;
         graph->next = cuda->graphs;
         cuda->graphs = graph;
@@ -109,8 +113,12 @@ weft_status weft_cuda_graph_launch(weft_cuda_graph *graph)
 {
     WEFT_TRY(weft__cuda_usable(graph->cuda));
     if (graph->exec == NULL) return weft_fail(WEFT_CLOSED, "a graph was launched behind a failure that ended it; capture it again");
+    double began = weft__cuda_now();
     cudaError_t error = cudaGraphLaunch(graph->exec, graph->cuda->stream);
+    graph->cuda->driver_seconds += weft__cuda_now() - began;
     weft__cuda_note_activity(graph->cuda);
+    if (error == cudaSuccess) graph->cuda->records.calls += graph->records;
+    if (error == cudaSuccess) graph->cuda->tokens.calls += graph->tokens;
     return error == cudaSuccess ? WEFT_OK : weft__cuda_fail(graph->cuda, "launching a graph", error);
 }
 

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 
 #include "device/cuda.h"
+#include "kernels/weft_cuda_device.h"
 
 enum { STAGING_BYTES = 16 << 20 };
 
@@ -22,6 +23,19 @@ typedef struct weft__block {
     size_t bytes; /* its size class */
 } weft__block;
 
+/* One direction of the mail, as the host counts it (cuda_mail.c). */
+typedef struct weft__mailbox {
+    weft_cuda_mail mail;
+    unsigned calls, taken; /* put on the stream so far; read by the host */
+    unsigned captured;     /* recorded into the graph that is being captured */
+} weft__mailbox;
+
+/* What one call of weft_cuda_pace marked. */
+typedef struct weft__pace {
+    unsigned tokens;
+    int by_event, event;
+} weft__pace;
+
 struct weft_cuda {
     weft_object object;
     int index, sync, capturing;
@@ -29,6 +43,7 @@ struct weft_cuda {
     cudaEvent_t waited;
     cudaEvent_t passed; /* by the stream: recorded at every 64th operation */
     uint64_t launches;  /* operations so far */
+    double driver_seconds; /* in calls that put a step's work on the stream */
     atomic_ullong activity; /* grows with every call that came back from the driver */
     cudaEvent_t marks[WEFT_CUDA_MARKS];
     cudaMemPool_t shared; /* what other GPUs may use; NULL before the first */
@@ -43,11 +58,12 @@ struct weft_cuda {
     void *fused_memory;
     char cause[256]; /* what ruined the context; empty: nothing */
 
-    weft__pinned staging[2], outgoing[2], incoming[2];
+    weft__pinned staging[2], outgoing[2];
     int staging_turn, outgoing_turn;
-    int first_fetch, fetches; /* of incoming: the oldest, and how many are on their way */
+    weft__mailbox records, tokens;
+    unsigned *mail_words, *mail_counters; /* of the host and of the GPU */
     cudaEvent_t paces[2];
-    int paced; /* calls of weft_cuda_pace */
+    weft__pace pace; /* the last one */
 
     pthread_mutex_t lock; /* of the blocks */
     weft__block *blocks;  /* free ones */
@@ -67,3 +83,5 @@ weft_status weft__cuda_usable(weft_cuda *cuda); /* POISONED with the first cause
 /* Until the event has come; what names the wait. */
 weft_status weft__cuda_wait_event(weft_cuda *cuda, cudaEvent_t event, const char *what);
 void weft__cuda_free_unused(weft_cuda *cuda);
+weft_status weft__cuda_mail_open(weft_cuda *cuda);
+void weft__cuda_mail_close(weft_cuda *cuda);

@@ -29,6 +29,7 @@ weft_status weft_cuda_share(weft_cuda *cuda, size_t bytes, const int32_t *gpus, 
 void weft_cuda_unshare(weft_cuda *cuda, void *block) {}
 int weft_cuda_multiprocessors(const weft_cuda *cuda) { return 1; }
 int weft_cuda_rests(weft_cuda *cuda, double seconds) { return 1; }
+double weft_cuda_driver_seconds(const weft_cuda *cuda) { return 0; }
 weft_status weft_cuda_words_create(unsigned **out, size_t count) { return none(); }
 void weft_cuda_words_free(unsigned *words) {}
 void weft_cuda_moved(weft_cuda *cuda) {}
@@ -47,9 +48,11 @@ weft_status weft_cuda_mark(weft_cuda *cuda, int mark) { return none(); }
 weft_status weft_cuda_follow(weft_cuda *cuda, const weft_cuda *other, int mark) { return none(); }
 weft_status weft_cuda_outgoing(weft_cuda *cuda, size_t bytes, void **out) { return none(); }
 weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes) { return none(); }
-weft_status weft_cuda_fetch(weft_cuda *cuda, const void *src, size_t bytes) { return none(); }
-weft_status weft_cuda_fetched(weft_cuda *cuda, const void **data) { return none(); }
-void weft_cuda_forget_fetches(weft_cuda *cuda) {}
+size_t weft_cuda_record_room(const weft_cuda *cuda) { return 0; }
+size_t weft_cuda_token_room(const weft_cuda *cuda) { return 0; }
+weft_status weft_cuda_record_slot(weft_cuda *cuda, void **slot) { return none(); }
+weft_status weft_cuda_tokens(weft_cuda *cuda, const int32_t **ids) { return none(); }
+void weft_cuda_forget_tokens(weft_cuda *cuda) {}
 weft_status weft_cuda_pace(weft_cuda *cuda) { return none(); }
 weft_status weft_cuda_graph_begin(weft_cuda *cuda, int together) { return none(); }
 int weft_cuda_take(weft_cuda *cuda, int op, const void *args) { return 0; }

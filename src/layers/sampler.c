@@ -191,49 +191,43 @@ weft_status weft_sampler_decide(weft_sampler *sampler)
     if (rank->cuda == NULL || sampler->drawn == NULL) return weft_fail(WEFT_INVALID, "sampler: nothing was drawn on a GPU");
     weft_cuda_choose_args args = {.candidates = sampler->drawn->data, .ids = sampler->chosen->data, .world = 1, .rows = sampler->drawn_rows};
     if (args.rows == 0) return WEFT_OK;
+    if (args.rows * (int64_t)sizeof(int32_t) > (int64_t)weft_cuda_token_room(rank->cuda))
+        return weft_fail(WEFT_INVALID, "sampler: %lld rows are more than can be told at once", (long long)args.rows);
     if (sampler->group != NULL) {
         WEFT_TRY(weft_group_all_gather(sampler->group, sampler->drawn->data, sampler->gathered->data, 2 * args.rows, WEFT_I32));
         args.candidates = sampler->gathered->data;
         args.world = sampler->holders;
     }
-    return weft_cuda_launched(rank->cuda, "the choice of tokens", weft_cuda_choose(&args, weft_cuda_stream(rank->cuda)));
+    void *stream = weft_cuda_stream(rank->cuda);
+    args.mail = weft_cuda_token_mail(rank->cuda);
+    return weft_cuda_launched(rank->cuda, "the choice of tokens", weft_cuda_choose(&args, stream));
 }
 
-weft_status weft_sampler_follow(weft_sampler *sampler, int32_t *ids, int64_t tokens)
+weft_status weft_sampler_follow(weft_sampler *sampler, weft_step *step)
 {
-    weft_rank *rank = sampler->rank;
-    if (rank->cuda == NULL) return weft_fail(WEFT_INVALID, "sampler: ids are followed on a GPU, and this rank computes on a CPU");
-    WEFT_TRY(reserve(sampler, tokens));
-    weft_cuda_follow_ids_args args = {.ids = ids, .chosen = sampler->chosen->data, .tokens = tokens, .rows = sampler->chosen->shape[0]};
-    return weft_cuda_launched(rank->cuda, "the ids of the step before", weft_cuda_follow_ids(&args, weft_cuda_stream(rank->cuda)));
+    if (sampler->rank->cuda == NULL) return weft_fail(WEFT_INVALID, "sampler: ids are followed on a GPU, and this rank computes on a CPU");
+    WEFT_TRY(reserve(sampler, step->header->num_tokens));
+    return weft_step_arrive(step, sampler->rank, sampler->chosen->data, sampler->chosen->shape[0]);
 }
 
 #else
 
 static weft_status no_gpu(void) { return weft_fail(WEFT_UNSUPPORTED, "this build of weft has no CUDA kernels"); }
 weft_status weft_sampler_decide(weft_sampler *sampler) { return no_gpu(); }
-weft_status weft_sampler_follow(weft_sampler *sampler, int32_t *ids, int64_t tokens) { return no_gpu(); }
+weft_status weft_sampler_follow(weft_sampler *sampler, weft_step *step) { return no_gpu(); }
 
 #endif
 
-weft_status weft_sampler_fetch(weft_sampler *sampler, int64_t rows)
+weft_status weft_sampler_told(weft_sampler *sampler, int64_t rows, const int32_t **ids)
 {
-    if (sampler->rank->cuda == NULL || sampler->chosen == NULL || rows > sampler->chosen->shape[0])
-        return weft_fail(WEFT_INVALID, "sampler: %lld rows are asked for, and fewer were chosen", (long long)rows);
-    return weft_cuda_fetch(sampler->rank->cuda, sampler->chosen->data, (size_t)rows * sizeof(int32_t));
-}
-
-weft_status weft_sampler_fetched(weft_sampler *sampler, int64_t rows, weft_tensor **ids)
-{
-    const void *chosen = NULL;
-    weft_tensor *out = NULL;
     if (sampler->rank->cuda == NULL) return weft_fail(WEFT_INVALID, "sampler: this rank computes on a CPU");
-    WEFT_TRY(weft_cuda_fetched(sampler->rank->cuda, &chosen));
+    if (rows * (int64_t)sizeof(int32_t) > (int64_t)weft_cuda_token_room(sampler->rank->cuda))
+        return weft_fail(WEFT_INVALID, "sampler: %lld rows are asked for, and fewer were chosen", (long long)rows);
+    const int32_t *told = NULL;
+    WEFT_TRY(weft_cuda_tokens(sampler->rank->cuda, &told));
     for (int64_t r = 0; r < rows; r++)
-        if (((const int32_t *)chosen)[r] < 0) return not_numbers(r);
-    WEFT_TRY(weft_tensor_create(&out, sampler->rank->memory, WEFT_I32, 1, &rows));
-    memcpy(out->data, chosen, (size_t)rows * sizeof(int32_t));
-    *ids = out;
+        if (told[r] < 0) return not_numbers(r);
+    *ids = told;
     return WEFT_OK;
 }
 

@@ -9,6 +9,7 @@
  *             min-p in that order, then the same draw among what is left */
 #pragma once
 
+#include "cache/step.h"
 #include "comm/group.h"
 #include "device/tensor.h"
 #include "plan/layout.h"
@@ -39,15 +40,15 @@ weft_status weft_sampler_launch(weft_sampler *sampler, const weft_tensor *logits
 weft_status weft_sampler_take(weft_sampler *sampler, int64_t rows, weft_tensor **ids);
 
 /* The same where the ids stay on the GPUs, so that the next step can begin before a host knows them. All of
- * these wait for nothing but `fetched`.
+ * these wait for nothing but `told`.
  *   decide     behind launch: the choice, on every rank; may be captured. Collective over the group
- *   follow     an id below zero, -1 - r, becomes what row r of the last choice was; may be captured
- *   fetch      begins a copy of the choice to this rank's host; two may be on their way
- *   fetched    the older of them: `rows` ids */
+ *   follow     the record of an uploaded step for a graph is there for what comes behind, and an id below zero,
+ *              -1 - r, is what row r of the last choice was; may be captured
+ *   told       `rows` ids of the oldest choice that was not asked for, of two at most; they hold until the second
+ *              choice from it is begun */
 weft_status weft_sampler_decide(weft_sampler *sampler);
-weft_status weft_sampler_follow(weft_sampler *sampler, int32_t *ids, int64_t tokens);
-weft_status weft_sampler_fetch(weft_sampler *sampler, int64_t rows);
-weft_status weft_sampler_fetched(weft_sampler *sampler, int64_t rows, weft_tensor **ids);
+weft_status weft_sampler_follow(weft_sampler *sampler, weft_step *step);
+weft_status weft_sampler_told(weft_sampler *sampler, int64_t rows, const int32_t **ids);
 
 typedef struct weft_draw_options {
     double temperature;        /* 0: the largest logit; filters do not matter then */

@@ -99,12 +99,13 @@ local function decode(engine, options)
     if ready then break end
     engine:step()
   end
-  local times, host, had, sent = {}, {}, count_tokens(requests), traffic_of(engine.session)
+  local times, host, driver, had, sent = {}, {}, {}, count_tokens(requests), traffic_of(engine.session)
   for i = 1, options.steps do
-    local began, waited = core.now(), engine.session.waited
+    local began, waited, inside = core.now(), engine.session.waited, core.gpu.driver_seconds()
     engine:step()
     times[i] = (core.now() - began) * 1000
-    host[i] = times[i] - (engine.session.waited - waited) * 1000
+    host[i] = times[i] - (engine.session.waited - waited) * 1000 -- what is not waiting for the GPU
+    driver[i] = (core.gpu.driver_seconds() - inside) * 1000
   end
   local gained, moved = count_tokens(requests) - had, exchange(sent, traffic_of(engine.session), options.steps)
   for _, request in ipairs(requests) do request:cancel() end
@@ -115,11 +116,13 @@ local function decode(engine, options)
   end
   table.sort(times)
   table.sort(host)
-  local ms = times[math.ceil(#times / 2)]
+  table.sort(driver)
+  local ms, middle = times[math.ceil(#times / 2)], math.ceil(#times / 2)
   local bytes = step_bytes(engine, options.batch, options.context) / (ms / 1000)
   return { batch = options.batch, context = options.context, ms = ms, tok_per_s = options.batch / ms * 1000,
     gb_per_s = bytes / 1e9, percent_of_copy = 100 * bytes / copy_speed(engine.session),
-    host_us = engine.session.device == "cuda" and host[math.ceil(#host / 2)] * 1000 or nil }, -- what is not waiting for the GPU
+    host_us = engine.session.device == "cuda" and host[middle] * 1000 or nil,
+    driver_us = engine.session.device == "cuda" and driver[middle] * 1000 or nil },
     moved
 end
 
@@ -196,6 +199,9 @@ function bench.job(engine, options)
   io.stdout:write(("prefill  %6d tokens             %9.2f ms  %9.1f tok/s\n"):format(p.tokens, p.ms, p.tok_per_s))
   io.stdout:write(("decode   batch %-4d context %-7d %9.3f ms  %9.1f tok/s  %6.2f GB/s  %5.1f%% of copy speed\n")
     :format(d.batch, d.context, d.ms, d.tok_per_s, d.gb_per_s, d.percent_of_copy))
+  if d.host_us then
+    io.stdout:write(("host     %.1f us a step: %.1f in Lua and the record, %.1f in the driver\n"):format(d.host_us, d.host_us - d.driver_us, d.driver_us))
+  end
   local first = result.exchange[1]
   if first and first.bytes_per_step > 0 then
     local ms = first.ms_per_step and (" and %.3f ms"):format(first.ms_per_step) or ""

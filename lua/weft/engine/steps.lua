@@ -41,28 +41,47 @@ function Engine:describe(batch)
   return record
 end
 
--- Begins the step of a batch on all ranks; gives the batch.
-function Engine:launch(batch)
+-- Begins the step of a batch on all ranks; gives the batch. follows: it is what is behind the step in flight, and
+-- grown[i] the pages of a request that has got more since.
+function Engine:launch(batch, follows, grown)
   self.record, self.spare = self.spare, self.record
-  self.record:build(self:describe(batch))
+  if not (follows and self.record:follow(self.spare, grown)) then self.record:build(self:describe(batch)) end
   self.record:publish()
   self.session:launch(self.record)
+  return batch
+end
+
+-- A batch of the same requests, one token each. The tables of the step before, which has ended, are used again.
+local function batch_behind(flight)
+  local batch = flight.spare or {}
+  for i = 1, #flight do
+    local entry = batch[i] or {}
+    entry.request, entry.count, entry.row, entry.samples, entry.all_logits = flight[i].request, 1, i, true, false
+    batch[i] = entry
+  end
+  for i = #flight + 1, #batch do batch[i] = nil end
+  batch.decodes, batch.spare, flight.spare = true, nil, nil
   return batch
 end
 
 -- The step behind the one in flight, begun, when it is certain who takes part in it; else nil.
 function Engine:follow(flight)
   if not self.ahead or not flight.decodes or #self.waiting > 0 or #flight ~= #self.running then return nil end
-  for _, entry in ipairs(flight) do
-    local request = entry.request
+  for i = 1, #flight do
+    local request = flight[i].request
     if request.cancelled or request.state ~= "running" or #request.output_ids + 1 >= request.limit then return nil end
   end
-  local batch = {}
-  for i, entry in ipairs(flight) do
-    if not self:grow(entry.request, entry.request.computed + 2) then return nil end
-    batch[i] = { request = entry.request, count = 1, row = i }
+  local grown
+  for i = 1, #flight do
+    local request = flight[i].request
+    local had = #request.blocks
+    if not self:grow(request, request.computed + 2) then return nil end
+    if #request.blocks > had then
+      grown = grown or {}
+      grown[i] = request.blocks
+    end
   end
-  return self:launch(batch)
+  return self:launch(batch_behind(flight), true, grown)
 end
 
 -- Draws with filters from the whole row (rank 0 has it).
@@ -126,6 +145,7 @@ function Engine:step()
   end
   self.flight = self:follow(flight)
   local prefill, drawn, raised = self:settle(flight)
+  if self.flight then self.flight.spare = flight end
   local timing, seconds = self.timing, core.now() - began
   timing.steps = timing.steps + 1
   if prefill > 0 then
