@@ -139,11 +139,9 @@ static void destroy(weft_object *object)
         weft__cuda_free_unused(cuda);
         if (cuda->workspace != NULL) (void)cudaFree(cuda->workspace);
         for (int i = 0; i < 2; i++) {
-            if (cuda->staging[i].data != NULL) (void)cudaFreeHost(cuda->staging[i].data);
-            if (cuda->outgoing[i].data != NULL) (void)cudaFreeHost(cuda->outgoing[i].data);
+            weft__cuda_free_pinned(&cuda->staging[i]);
+            weft__cuda_free_pinned(&cuda->outgoing[i]);
             if (cuda->paces[i] != NULL) (void)cudaEventDestroy(cuda->paces[i]);
-            if (cuda->staging[i].copied != NULL) (void)cudaEventDestroy(cuda->staging[i].copied);
-            if (cuda->outgoing[i].copied != NULL) (void)cudaEventDestroy(cuda->outgoing[i].copied);
         }
         weft__cuda_mail_close(cuda);
         if (cuda->waited != NULL) (void)cudaEventDestroy(cuda->waited);

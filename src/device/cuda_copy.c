@@ -5,19 +5,29 @@
 
 #include "device/cuda_internal.h"
 
+/* What has become too small is kept to the end: freeing page-locked memory waits for the kernels of all GPUs, and
+ * those of another rank may wait for what this one launches behind it. */
 static weft_status reserve_pinned(weft_cuda *cuda, weft__pinned *pinned, size_t bytes)
 {
     if (pinned->bytes >= bytes) return WEFT_OK;
+    if (pinned->num_outgrown == WEFT__OUTGROWN) return weft_fail(WEFT_INTERNAL, "a copy of %zu bytes to GPU %d at once", bytes, cuda->index);
     void *larger = NULL;
     cudaError_t error = cudaHostAlloc(&larger, bytes, cudaHostAllocDefault);
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
         return weft_fail(WEFT_MEMORY, "no page-locked host memory for copies to GPU %d (%zu bytes)", cuda->index, bytes);
     }
-    if (pinned->data != NULL) (void)cudaFreeHost(pinned->data);
+    if (pinned->data != NULL) pinned->outgrown[pinned->num_outgrown++] = pinned->data;
     pinned->data = larger;
     pinned->bytes = bytes;
     return WEFT_OK;
+}
+
+void weft__cuda_free_pinned(weft__pinned *pinned)
+{
+    for (int i = 0; i < pinned->num_outgrown; i++) (void)cudaFreeHost(pinned->outgrown[i]);
+    if (pinned->data != NULL) (void)cudaFreeHost(pinned->data);
+    if (pinned->copied != NULL) (void)cudaEventDestroy(pinned->copied);
 }
 
 /* The next of two buffers, once what it held is copied. Sizes double: page-locking takes long. */

@@ -9,13 +9,15 @@
 #include "device/cuda.h"
 #include "kernels/weft_cuda_device.h"
 
-enum { STAGING_BYTES = 16 << 20 };
+enum { STAGING_BYTES = 16 << 20, WEFT__OUTGROWN = 48 };
 
 typedef struct weft__pinned {
     void *data; /* page-locked */
     size_t bytes;
     cudaEvent_t copied;
     int busy; /* `copied` was recorded behind its last copy */
+    void *outgrown[WEFT__OUTGROWN]; /* each at least twice the one before */
+    int num_outgrown;
 } weft__pinned;
 
 typedef struct weft__block {
@@ -83,5 +85,6 @@ weft_status weft__cuda_usable(weft_cuda *cuda); /* POISONED with the first cause
 /* Until the event has come; what names the wait. */
 weft_status weft__cuda_wait_event(weft_cuda *cuda, cudaEvent_t event, const char *what);
 void weft__cuda_free_unused(weft_cuda *cuda);
+void weft__cuda_free_pinned(weft__pinned *pinned);
 weft_status weft__cuda_mail_open(weft_cuda *cuda);
 void weft__cuda_mail_close(weft_cuda *cuda);
