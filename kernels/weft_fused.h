@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/weft_cuda.h"
+#include "kernels/weft_peer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,6 +17,12 @@ typedef struct weft_fused weft_fused;
 
 /* What a recorder needs for one captured step. */
 #define WEFT_FUSED_BYTES ((size_t)1 << 20)
+
+/* WEFT_FUSED_linear_over: weft_peer_linear, for a group of two. */
+typedef struct weft_linear_over_args {
+    const weft_peer *peer;
+    const weft_linear_args *linear;
+} weft_linear_over_args;
 
 /* The operations, named as weft_OP_cuda; those up to WEFT_FUSED_OPS may be taken. */
 typedef enum weft_fused_op {
@@ -28,6 +35,7 @@ typedef enum weft_fused_op {
     WEFT_FUSED_silu_mul,
     WEFT_FUSED_add,
     WEFT_FUSED_gather_rows,
+    WEFT_FUSED_linear_over,
     WEFT_FUSED_OPS, /* from here on: never taken */
     WEFT_FUSED_group_norm_sums,
     WEFT_FUSED_group_norm_apply,

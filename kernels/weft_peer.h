@@ -19,11 +19,11 @@
 extern "C" {
 #endif
 
-enum { WEFT_PEER_MAX = 8, WEFT_PEER_PACKET = 16 /* bytes, 8 of them data */ };
+enum { WEFT_PEER_MAX = 8, WEFT_PEER_PACKET = 16 /* bytes, 8 of them data */, WEFT_PEER_BLOCKS = 256 /* most of a kernel that leave a sign (step_peer.cuh) */ };
 
 /* What a member's kernels are given, by value. */
 typedef struct weft_peer {
-    void *inbox[WEFT_PEER_MAX]; /* of each member: [2][size][capacity] packets, 16-byte aligned, zero at first; inbox[rank] is here */
+    void *inbox[WEFT_PEER_MAX]; /* of each member: [2][size][capacity] packets, then [size][WEFT_PEER_BLOCKS] words; 16-byte aligned, zero at first; inbox[rank] is here */
     unsigned *counters;         /* here: calls so far; blocks that have read that. Zero at first */
     unsigned *halt;             /* of the host, readable and writable here: [0] leave; [1] is set to 1 by a wait that gave up */
     int64_t capacity;           /* packets from one member in one call */
@@ -32,7 +32,10 @@ typedef struct weft_peer {
     int blocks;                 /* that run at once: the multiprocessors of this GPU */
 } weft_peer;
 
-static inline int64_t weft_peer_inbox_bytes(int size, int64_t capacity) { return 2 * size * capacity * WEFT_PEER_PACKET; }
+static inline int64_t weft_peer_inbox_bytes(int size, int64_t capacity)
+{
+    return 2 * size * capacity * WEFT_PEER_PACKET + size * WEFT_PEER_BLOCKS * 4;
+}
 
 /* Loads every kernel of this file on the current device: loading behind a waiting kernel may wait for it. */
 weft_status weft_peer_prepare(void);

@@ -157,5 +157,7 @@ extern "C" weft_status weft_peer_prepare(void)
     if (error == cudaSuccess) error = load_all<8>();
     if (error == cudaSuccess) error = peer_load_fused();
     if (error == cudaSuccess) error = peer_load_linear();
+    int device = 0;
+    if (error == cudaSuccess && cudaGetDevice(&device) == cudaSuccess) (void)step_possible(device, 1);
     return error == cudaSuccess ? WEFT_OK : failed("loading the kernels of peer memory", error);
 }

@@ -9,6 +9,7 @@ namespace weft {
 
 cudaError_t peer_load_fused(void);  /* peer_fused.cu */
 cudaError_t peer_load_linear(void); /* peer_linear.cu */
+bool step_possible(int device, int blocks); /* step_run.cu: loads the kernel of a step, which waits for peers too */
 
 /* f(std::integral_constant<int, N>()) with N >= size, of the sizes that kernels are made for. */
 template <class F> static inline void by_size(int size, F f)

@@ -31,6 +31,7 @@
 
 #include "kernels/cuda/attention_decode.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/peer.cuh"
 
 namespace weft {
 
@@ -43,10 +44,23 @@ enum {
     STEP_PIECE = 512,        /* bytes of each row of a tile that come together */
     STEP_PIECE_BYTES = 16 * STEP_PIECE,
     STEP_MOST_PLACES = 26,   /* pieces in the ring */
+    STEP_GROUPS = 4,         /* most groups whose sums are in one launch */
 };
 
-enum StepKind { STEP_PRODUCT, STEP_ATTENTION, STEP_EMBEDDING, STEP_GATHER, STEP_NORM, STEP_SILU, STEP_ADD, STEP_ROPE, STEP_KV_WRITE, STEP_END };
+enum StepKind { STEP_PRODUCT, STEP_ATTENTION, STEP_EMBEDDING, STEP_GATHER, STEP_NORM, STEP_SILU, STEP_ADD, STEP_ROPE, STEP_KV_WRITE, STEP_SUM, STEP_END };
 enum StepPairs { PAIRS_NONE, PAIRS_SILU, PAIRS_ROPE };
+
+/* Which sum over two GPUs. */
+struct StepSum {
+    int group; /* of the launch's, from 1 on; 0: no sum */
+    int call;  /* its number among the group's in this launch, from 0 on */
+};
+/* y (count elements) = the sum. */
+struct StepTake {
+    StepSum sum;
+    void *y;
+    int64_t count;
+};
 
 /* y = x w^T, x perhaps normalised first; with pairs, rows u and u + half of w are worked on together. */
 struct StepProduct {
@@ -55,6 +69,9 @@ struct StepProduct {
     weft_silu_mul_args silu; /* PAIRS_SILU: its x is linear.y */
     weft_rope_args rope;     /* PAIRS_ROPE: its x is linear.y, columns below rope_rows */
     weft_kv_write_args kv;   /* has_kv: rows [k_row, ..) and [v_row, ..) of w are its k and v */
+    StepSum sum;   /* y is to be summed: its rows are sent, and nothing is written here */
+    StepSum input; /* has_norm: its x is this sum, taken as it comes */
+    int keeps, kept; /* the residual sum stays in shared memory as a whole; that of before is there */
     int far; /* the input is too large for shared memory: read as it is needed */
     int has_norm, has_kv, k_row, v_row, rope_rows;
     int half;                      /* with pairs; else 0 */
@@ -77,6 +94,7 @@ struct StepInstruction {
         weft_add_args add;
         weft_rope_args rope;
         weft_kv_write_args kv;
+        StepTake take;
     };
 };
 
@@ -84,6 +102,14 @@ struct StepInstruction {
 template <class T> struct StepAttention {
     WarpSums<STEP_HEAD_DIM, 1, STEP_WARPS> warps;
     typename ByLast<T, 1, STEP_WARPS>::Shared last;
+};
+
+/* A group of two GPUs: what weft_peer says of it. */
+struct StepGroup {
+    PeerPacket *own, *other; /* inboxes */
+    unsigned *counters, *halt;
+    int64_t capacity, patience;
+    int rank, calls; /* calls: of this launch */
 };
 
 /* What the ring needs to know of a product. */
@@ -103,6 +129,9 @@ struct StepProgram {
     unsigned long long *arrivals; /* of the blocks at waits: a multiple of their number between launches */
     unsigned *counters;           /* attention's, zero between operations */
     char *partial;                /* attention's */
+    StepGroup groups[STEP_GROUPS];
+    int num_groups;
+    uint64_t patience; /* ns of a wait, longer than those for another GPU */
 };
 
 void step_launch(const StepProgram &program, int blocks, weft_dtype dtype, void *stream);

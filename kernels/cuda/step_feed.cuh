@@ -22,11 +22,14 @@ struct StepPlace {
     }
 };
 
+enum { STEP_SPINS = 1 << 16 }; /* of a wait between looks at the clock */
+
 struct StepRing {
     uint32_t pieces, full, empty; /* addresses: of the places, and of a barrier for each */
     uint32_t summed, finished;    /* of two barriers for each buffer of sums */
     uint32_t listed, done;        /* of one barrier each: the next instruction is in the list, this one is finished */
     int places;
+    uint64_t patience; /* ns of a wait; more means that something is broken */
 };
 /* At the last four every lane arrives, not one for its warp: racecheck does not follow an order through
  * __syncwarp and the arrival of another lane (measured: 32 arrivals take no longer than one). Barriers of
@@ -57,16 +60,26 @@ __device__ __forceinline__ uint4 step_read(uint32_t address)
     return v;
 }
 
-/* barrier_wait with an end: a wait of seconds means that something is broken. */
-__device__ __forceinline__ void step_barrier_wait(uint32_t barrier, uint32_t parity)
+/* When this wait was first looked at (0: now). Does not come back from one that is broken. */
+__device__ static __noinline__ uint64_t step_waited(uint64_t since, uint64_t patience)
+{
+    const uint64_t now = peer_clock();
+    if (since == 0) return now;
+    if (now - since > patience) __trap();
+    return since;
+}
+
+/* barrier_wait with an end. */
+__device__ __forceinline__ void step_barrier_wait(uint32_t barrier, uint32_t parity, const StepRing &ring)
 {
     uint32_t over = 0;
-    for (int spins = 0; !over; spins++) {
+    uint64_t since = 0;
+    for (int spins = 1; !over; spins++) {
         asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                      : "=r"(over)
                      : "r"(barrier), "r"(parity)
                      : "memory");
-        if (spins > 1 << 26) __trap();
+        if (spins % STEP_SPINS == 0) since = step_waited(since, ring.patience);
     }
 }
 
@@ -116,9 +129,9 @@ __device__ __forceinline__ void step_feed(const StepProgram &program, const Step
         for (; tile < tiles; tile += gridDim.x) {
             const int lower = step_lower(tile, half), upper = step_upper(lower, half);
             for (int piece = 0; piece < pieces; piece++) {
-                step_barrier_wait(ring.empty + 8 * to.slot, to.parity);
+                step_barrier_wait(ring.empty + 8 * to.slot, to.parity, ring);
                 if (asked >= in_flight) {
-                    step_barrier_wait(ring.full + 8 * landed.slot, landed.parity);
+                    step_barrier_wait(ring.full + 8 * landed.slot, landed.parity, ring);
                     landed.advance(1, ring.places);
                 }
                 const uint32_t barrier = ring.full + 8 * to.slot, at = ring.pieces + to.slot * STEP_PIECE_BYTES;

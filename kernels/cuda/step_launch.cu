@@ -4,10 +4,6 @@
 
 #include "kernels/cuda/step_list.cuh"
 
-extern "C" {
-#include "kernels/weft_fused.h"
-}
-
 using namespace weft;
 
 enum { HEAD_BYTES = 256, INSTRUCTIONS = 1200, STREAMS = 640, LEAST_PRODUCTS = 3, IN_FLIGHT = 6 };
@@ -73,17 +69,19 @@ extern "C" int weft_fused_take(weft_fused *r, weft_fused_op op, const void *args
     case WEFT_FUSED_silu_mul: return r->list.take((const weft_silu_mul_args *)args);
     case WEFT_FUSED_add: return r->list.take((const weft_add_args *)args);
     case WEFT_FUSED_gather_rows: return r->list.take((const weft_gather_rows_args *)args);
+    case WEFT_FUSED_linear_over: return r->list.take((const weft_linear_over_args *)args);
     default: return 0;
     }
 }
 
 /* The operations of an instruction, one by one. */
-static weft_status launch_alone(const StepInstruction *in, void *stream)
+static weft_status launch_alone(const StepList *list, const StepInstruction *in, void *stream)
 {
     switch (in->kind) {
     case STEP_PRODUCT: {
         const StepProduct *p = &in->product;
         if (p->has_norm) WEFT_TRY(weft_rms_norm_cuda(&p->norm, stream));
+        if (p->sum.group != 0) return weft_peer_linear(&list->peers[p->sum.group - 1], &p->linear, stream);
         WEFT_TRY(weft_linear_cuda(&p->linear, stream));
         if (p->pairs == PAIRS_SILU) WEFT_TRY(weft_silu_mul_cuda(&p->silu, stream));
         if (p->pairs == PAIRS_ROPE) WEFT_TRY(weft_rope_cuda(&p->rope, stream));
@@ -97,6 +95,7 @@ static weft_status launch_alone(const StepInstruction *in, void *stream)
     case STEP_ADD: return weft_add_cuda(&in->add, stream);
     case STEP_ROPE: return weft_rope_cuda(&in->rope, stream);
     case STEP_KV_WRITE: return weft_kv_write_cuda(&in->kv, stream);
+    case STEP_SUM: /* the product has done it */
     case STEP_END: break;
     }
     return WEFT_OK;
@@ -120,6 +119,26 @@ static void widen_needs(StepProgram *program, const StepNeeds &n)
     program->sums_bytes = (int)most(program->sums_bytes, n.sums);
 }
 
+static StepGroup group_for(const weft_peer &p, int calls)
+{
+    StepGroup g = {};
+    g.own = (PeerPacket *)p.inbox[p.rank], g.other = (PeerPacket *)p.inbox[1 - p.rank];
+    g.counters = p.counters, g.halt = p.halt;
+    g.capacity = p.capacity, g.patience = p.patience;
+    g.rank = p.rank, g.calls = calls;
+    return g;
+}
+
+/* While one block waits for another GPU, the others wait for it. */
+static uint64_t patience_of(const StepList &list)
+{
+    const uint64_t own = 30ull * 1000000000;
+    uint64_t most = 0;
+    for (int g = 0; g < list.num_groups; g++)
+        if ((uint64_t)list.peers[g].patience > most) most = (uint64_t)list.peers[g].patience;
+    return most + own; /* no overflow: patience has 63 bits */
+}
+
 /* The list as one launch; *done says whether it is worth it and fits. */
 static weft_status launch_together(weft_fused *r, bool *done)
 {
@@ -139,6 +158,9 @@ static weft_status launch_together(weft_fused *r, bool *done)
     program.partial = list.context->workspace;
     program.x_bytes = sizeof(StepAttention<bf16>);
     program.sums_bytes = 128;
+    program.num_groups = list.num_groups;
+    for (int g = 0; g < list.num_groups; g++) program.groups[g] = group_for(list.peers[g], list.calls[g]);
+    program.patience = patience_of(list);
     int dealt = 0;
     for (int i = 0; i < made; i++) {
         StepInstruction *in = &r->ready[r->num_ready + i];
@@ -164,8 +186,8 @@ extern "C" weft_status weft_fused_flush(weft_fused *r)
     if (r->list.count == 0) return WEFT_OK;
     bool done = false;
     weft_status status = launch_together(r, &done);
-    for (int i = 0; i < r->list.count && !done && status == WEFT_OK; i++) status = launch_alone(&r->list.list[i], r->stream);
-    r->list.count = 0;
+    for (int i = 0; i < r->list.count && !done && status == WEFT_OK; i++) status = launch_alone(&r->list, &r->list.list[i], r->stream);
+    r->list.count = r->list.num_groups = 0;
     if (status != WEFT_OK && r->failure == WEFT_OK) {
         r->failure = status;
         snprintf(r->why, sizeof r->why, "%s", weft_error_message());

@@ -2,6 +2,9 @@
 #pragma once
 
 #include "kernels/cuda/step.cuh"
+extern "C" {
+#include "kernels/weft_fused.h"
+}
 
 namespace weft {
 
@@ -35,6 +38,8 @@ struct StepList {
     bool fp8;        /* products of fp8 weights too */
     StepInstruction *list;
     int count, capacity;
+    weft_peer peers[STEP_GROUPS]; /* whose sums are in the list */
+    int calls[STEP_GROUPS], num_groups;
     weft_dtype dtype; /* of all activations */
 
     bool take(const weft_embedding_args *a);
@@ -43,6 +48,7 @@ struct StepList {
     bool take(const weft_rms_norm_args *a);
     bool take(const weft_attention_args *a);
     bool take(const weft_linear_args *a);
+    bool take(const weft_linear_over_args *a);
     bool take(const weft_silu_mul_args *a);
     bool take(const weft_rope_args *a);
     bool take(const weft_kv_write_args *a);
@@ -54,7 +60,9 @@ private:
     bool take_type(weft_dtype type);
     StepInstruction *append(StepKind kind);
     StepInstruction *last(StepKind kind);
+    int group_of(const weft_peer *peer) const;
     bool product_fits(const weft_linear_args *a) const;
+    bool take_product(const weft_linear_args *a, bool takes_sums);
 };
 
 } // namespace weft

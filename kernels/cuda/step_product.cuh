@@ -135,7 +135,8 @@ template <class T> struct StepInput {
     }
     __device__ __forceinline__ static void take(const StepProduct &p, const StepPlaces &places)
     {
-        if (p.has_norm) normalised(p, places);
+        if (p.input.group != 0) {} /* step_peer.cuh has done it */
+        else if (p.has_norm) normalised(p, places);
         else if (!p.far) plain(p, places);
         const int tokens = (int)p.linear.tokens, thread = step_thread(), warp = thread / 32, lane = thread % 32;
         const int used = 2 * (int)p.linear.k, pitch = step_pitch((int)p.linear.k), rest = p.far ? 0 : (pitch - 64 - used) / 16;
@@ -360,13 +361,13 @@ struct StepScales {
 };
 
 /* The warp that finishes: every tile of this block. turn: tiles finished before. */
-template <class T> __device__ __forceinline__ void step_finish(const StepProduct &p, const StepFinish<T> &f, uint32_t summed, uint32_t finished, int &turn, const float *sums_at)
+template <class T> __device__ __forceinline__ void step_finish(const StepProduct &p, const StepFinish<T> &f, const StepRing &ring, int &turn, const float *sums_at)
 {
     const int lane = threadIdx.x % 32, tokens = (int)p.linear.tokens, tiles = p.tiles, half = p.half;
     for (int tile = step_first_tile(p.first); tile < tiles; tile += gridDim.x, turn++) {
         const int buffer = turn % STEP_SUMS, lower = step_lower(tile, half);
         const float *sums = sums_at + buffer * STEP_WARPS * tokens * 16;
-        step_barrier_wait(summed + 8 * buffer, turn / STEP_SUMS % 2);
+        step_barrier_wait(ring.summed + 8 * buffer, turn / STEP_SUMS % 2, ring);
         if (half == 0) {
             for (int i = lane; i < tokens * 16; i += 32) {
                 float sum = 0.0f;
@@ -383,7 +384,7 @@ template <class T> __device__ __forceinline__ void step_finish(const StepProduct
                 f.pair(i / 8, lower + i % 8, v1, v2);
             }
         }
-        barrier_arrive(finished + 8 * buffer);
+        barrier_arrive(ring.finished + 8 * buffer);
     }
 }
 
@@ -412,7 +413,7 @@ __device__ __forceinline__ void step_tiles(const StepProduct &p, const StepRing 
             }
             StepFar<T, FP8 ? 16 : 8> far;
             if (FAR) far.ask((const T *)p.linear.x + min(g, tokens - 1) * p.linear.x_stride, piece * (FP8 ? STEP_PIECE : STEP_PIECE / 2) + (FP8 ? 16 : 8) * q, FP8 ? 64 : 32, (int)p.linear.k);
-            step_barrier_wait(ring.full + 8 * mine.slot, mine.parity);
+            step_barrier_wait(ring.full + 8 * mine.slot, mine.parity, ring);
             const uint32_t w = pieces_at + mine.slot * STEP_PIECE_BYTES;
             if constexpr (FP8) step_piece_e4m3<T, FAR>(c[0], w, lane_at, x + 2 * piece * STEP_PIECE, far, scale);
             else step_piece<T, FAR>(c, w, lane_at, x + piece * STEP_PIECE, far);
@@ -423,7 +424,7 @@ __device__ __forceinline__ void step_tiles(const StepProduct &p, const StepRing 
         place.advance(pieces, ring.places);
         const int buffer = turn % STEP_SUMS;
         float *own = places.sums + (buffer * STEP_WARPS + warp) * tokens * 16 + r;
-        step_barrier_wait(ring.finished + 8 * buffer, turn / STEP_SUMS % 2 ^ 1);
+        step_barrier_wait(ring.finished + 8 * buffer, turn / STEP_SUMS % 2 ^ 1, ring);
         if (2 * q < tokens) own[32 * q] = c[0][0] + c[1][0], own[32 * q + 8] = c[0][2] + c[1][2];
         if (2 * q + 1 < tokens) own[32 * q + 16] = c[0][1] + c[1][1], own[32 * q + 24] = c[0][3] + c[1][3];
         barrier_arrive(ring.summed + 8 * buffer);

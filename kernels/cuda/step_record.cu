@@ -94,7 +94,7 @@ StepNeeds StepList::needs_of(const StepProduct *p) const
 {
     StepNeeds n = {};
     if (!p->far) n.x = (int)input_bytes(p->linear.tokens, p->linear.k);
-    if (p->has_norm && p->norm.residual != NULL) n.held = (int)(p->linear.tokens * div_up(p->norm.cols / 8, blocks) * 16);
+    if (p->has_norm && p->norm.residual != NULL) n.held = (int)(p->linear.tokens * (p->keeps ? p->norm.cols / 8 : div_up(p->norm.cols / 8, blocks)) * 16);
     if (p->pairs == PAIRS_ROPE) n.cos_sin = (int)(p->linear.tokens * p->rope.rotary_dim * 4);
     n.sums = (int)sums_bytes(p->linear.tokens);
     return n;
@@ -136,15 +136,28 @@ static bool norm_joins(const weft_rms_norm_args *n, const weft_linear_args *a)
     return !overlap(n->x, x, n->y, y) && !overlap(n->residual, r, n->y, y) && !overlap(n->x, x, a->y, out) && !overlap(n->residual, r, a->y, out);
 }
 
-bool StepList::take(const weft_linear_args *a)
+/* Whether the norm's rows are this sum. */
+static bool norm_takes(const weft_rms_norm_args *n, const StepTake *take)
+{
+    return n->x == take->y && n->rows * n->cols == take->count && (n->x_stride == n->cols || n->rows == 1);
+}
+
+enum { MOST_KEPT = 12 << 10 }; /* bytes of a residual sum that stays in shared memory: some of what input_fits leaves */
+
+bool StepList::take_product(const weft_linear_args *a, bool takes_sums)
 {
     if (!product_fits(a) || !take_type(a->x_dtype)) return false;
     if (overlap(a->x, rows_bytes(a->tokens, a->x_stride, a->k, a->x_dtype), a->y, rows_bytes(a->tokens, a->y_stride, a->n, a->y_dtype))) return false;
     StepInstruction *in = last(STEP_NORM);
     weft_rms_norm_args norm;
+    StepSum input = {};
     const bool joins = in != NULL && input_fits(a) && norm_joins(&in->norm, a);
     if (joins) {
         norm = in->norm;
+        if (takes_sums && count > 1 && in[-1].kind == STEP_SUM && norm_takes(&norm, &in[-1].take)) {
+            input = (--in)->take.sum;
+            count--;
+        }
         memset(in, 0, sizeof *in);
         in->kind = STEP_PRODUCT;
     } else in = append(STEP_PRODUCT);
@@ -154,6 +167,36 @@ bool StepList::take(const weft_linear_args *a)
     in->product.has_norm = joins;
     in->product.far = !input_fits(a);
     if (joins) in->product.norm = norm;
+    in->product.input = input;
+    in->product.keeps = input.group != 0 && norm.residual != NULL && norm.rows * norm.cols * 2 <= MOST_KEPT;
+    return true;
+}
+
+bool StepList::take(const weft_linear_args *a) { return take_product(a, true); }
+
+int StepList::group_of(const weft_peer *peer) const
+{
+    int g = 0;
+    while (g < num_groups && peers[g].counters != peer->counters) g++;
+    return g;
+}
+
+/* The sum is an instruction of its own until a norm takes it. No product takes one sum and sends another: not all
+ * blocks would have read the first when the last of the second is sent. */
+bool StepList::take(const weft_linear_over_args *over)
+{
+    const weft_linear_args *a = over->linear;
+    if (over->peer->size != 2 || blocks > WEFT_PEER_BLOCKS || a->n % 8 != 0 || (a->y_stride != a->n && a->tokens > 1) || a->y_dtype != a->x_dtype || !aligned(a->y, 16)) return false;
+    if (!weft_peer_fits(over->peer, a->tokens * a->n, a->y_dtype) || count + 2 > capacity) return false;
+    const int group = group_of(over->peer);
+    if (group == STEP_GROUPS || !take_product(a, false)) return false;
+    if (group == num_groups) peers[num_groups] = *over->peer, calls[num_groups++] = 0;
+    StepInstruction *product = &list[count - 1], *in = append(STEP_SUM);
+    in->take.sum.group = group + 1;
+    in->take.sum.call = calls[group]++;
+    in->take.y = a->y;
+    in->take.count = a->tokens * a->n;
+    product->product.sum = in->take.sum;
     return true;
 }
 
@@ -266,14 +309,20 @@ static void traffic_of(const StepInstruction *in, const weft_cuda_context *conte
         reads(a.residual, a.rows, a.residual_stride, a.cols, a.dtype);
         writes(a.y, a.rows, a.y_stride, a.cols, a.dtype);
     };
+    auto norm_of_sum = [&](const weft_rms_norm_args &a, bool kept) {
+        writes(a.x, a.rows, a.x_stride, a.cols, a.dtype);
+        if (!kept) reads(a.residual, a.rows, a.residual_stride, a.cols, a.dtype);
+        writes(a.y, a.rows, a.y_stride, a.cols, a.dtype);
+    };
     t->clear();
     switch (in->kind) {
     case STEP_PRODUCT: {
         const StepProduct &p = in->product;
         const weft_linear_args &a = p.linear;
-        if (p.has_norm) norm(p.norm);
+        if (p.input.group != 0) norm_of_sum(p.norm, p.kept);
+        else if (p.has_norm) norm(p.norm);
         else reads(a.x, a.tokens, a.x_stride, a.k, a.x_dtype);
-        writes(a.y, a.tokens, a.y_stride, a.n, a.y_dtype);
+        if (p.sum.group == 0) writes(a.y, a.tokens, a.y_stride, a.n, a.y_dtype);
         if (p.pairs == PAIRS_SILU) writes(p.silu.y, p.silu.rows, p.silu.y_stride, p.silu.cols, p.silu.dtype);
         if (p.has_kv) keeps(p.kv);
         break;
@@ -314,40 +363,75 @@ static void traffic_of(const StepInstruction *in, const weft_cuda_context *conte
         reads(in->kv.v, in->kv.tokens, in->kv.v_stride, in->kv.num_kv_heads * in->kv.head_dim_v, in->kv.dtype);
         keeps(in->kv);
         break;
+    case STEP_SUM: t->writes.add(in->take.y, in->take.count * 2, &t->full); break;
     case STEP_END: break;
     }
 }
 
-/* Copies `from` to `to` with waits put in; the number of instructions, or -1 when they do not fit. */
+/* What arrange knows on its way. */
+struct StepOrder {
+    const weft_rms_norm_args *kept; /* the norm whose residual sum every block has in shared memory, or NULL */
+    bool taken[STEP_GROUPS];        /* since the last wait a sum of the group was read: its next one must not be sent yet */
+    bool waited;
+
+    void wait()
+    {
+        memset(taken, 0, sizeof taken);
+        waited = true;
+    }
+    bool knows(const weft_rms_norm_args &n) const
+    {
+        return kept != NULL && kept->residual == n.residual && kept->rows == n.rows && kept->cols == n.cols && (kept->residual_stride == n.residual_stride || n.rows == 1);
+    }
+    void pass(const StepInstruction &in, const StepTraffic &traffic, bool sum, const weft_rms_norm_args *own)
+    {
+        const StepSum taken_here = in.kind == STEP_SUM ? in.take.sum : in.kind == STEP_PRODUCT ? in.product.input : StepSum{};
+        if (taken_here.group != 0) taken[taken_here.group - 1] = true;
+        StepTraffic::Ranges residual = {};
+        bool full = traffic.full;
+        if (kept != NULL) residual.add(kept->residual, rows_bytes(kept->rows, kept->residual_stride, kept->cols, kept->dtype), &full);
+        if (full || meet(residual, traffic.writes)) kept = NULL;
+        if (sum) kept = in.product.keeps ? own : NULL;
+    }
+};
+
+static bool append_wait(StepInstruction *to, int *made, int room)
+{
+    if (*made == room) return false;
+    memset(&to[*made], 0, sizeof *to);
+    to[*made].kind = STEP_END, to[(*made)++].wait = 1;
+    return true;
+}
+
+/* Copies the list to `to` with waits put in; the number of instructions, or -1 when they do not fit. */
 int StepList::arrange(StepInstruction *to, int room) const
 {
     StepTraffic since, next, late;
+    StepOrder order = {};
     since.clear(), late.clear();
     int made = 0;
     for (int i = 0; i < count; i++) {
         StepInstruction in = list[i];
+        const bool product = in.kind == STEP_PRODUCT, sum = product && in.product.has_norm && in.product.norm.residual != NULL;
+        if (sum && in.product.input.group != 0) in.product.kept = order.knows(in.product.norm);
         traffic_of(&in, context, &next);
-        const bool sum = in.kind == STEP_PRODUCT && in.product.has_norm && in.product.norm.residual != NULL;
-        const bool pending = late.writes.count > 0;
-        bool wait = since.before(next) || (pending && (sum || late.before(next)));
+        const bool pending = late.writes.count > 0, early = product && in.product.sum.group != 0 && order.taken[in.product.sum.group - 1];
+        const bool wait = early || since.before(next) || (pending && (sum || late.before(next)));
         if (wait && pending && late.before(next)) { /* written behind one wait, read behind another */
-            if (made == room) return -1;
-            memset(&to[made], 0, sizeof to[made]);
-            to[made].kind = STEP_END, to[made++].wait = 1;
+            if (!append_wait(to, &made, room)) return -1;
             since = late, late.clear();
         } else if (wait) since = late, late.clear();
+        if (wait) order.wait();
         in.wait = wait;
         in.late = sum;
         if (made == room) return -1;
         to[made++] = in;
         since.join(next);
+        order.pass(in, next, sum, &list[i].product.norm);
         if (sum) late.writes.add(in.product.norm.residual, rows_bytes(in.product.norm.rows, in.product.norm.residual_stride, in.product.norm.cols, in.product.norm.dtype), &late.full);
     }
-    if (late.writes.count > 0) {
-        if (made == room) return -1;
-        memset(&to[made], 0, sizeof to[made]);
-        to[made].kind = STEP_END, to[made++].wait = 1;
-    }
+    const bool uncounted = num_groups > 0 && !order.waited;
+    if ((late.writes.count > 0 || uncounted) && !append_wait(to, &made, room)) return -1;
     return made;
 }
 

@@ -1,5 +1,5 @@
 /* kernels/cuda/step_run.cu - the persistent kernel of a decode step (step.cuh). */
-#include "kernels/cuda/step_product.cuh"
+#include "kernels/cuda/step_peer.cuh"
 #include "kernels/cuda/step_rows.cuh"
 
 namespace weft {
@@ -25,7 +25,8 @@ struct StepFixed {
     StepPlace place;           /* of the ring, where the next product begins */
     int turn;                  /* tiles so far */
     int at;                    /* in the list */
-    int late;                  /* a residual sum is held: that of late_norm */
+    int late;                  /* a residual sum is held: that of late_norm; 2: as a whole */
+    unsigned calls[STEP_GROUPS]; /* of each group before this launch */
     unsigned long long target; /* arrivals at the next wait; thread 0's */
     weft_rms_norm_args late_norm;
     alignas(8) unsigned long long full[STEP_MOST_PLACES], empty[STEP_MOST_PLACES], summed[STEP_SUMS], finished[STEP_SUMS], listed, done;
@@ -40,13 +41,14 @@ __device__ __forceinline__ void step_wait(StepFixed &fixed)
     if (step_thread() == 0) {
         unsigned long long seen, target = fixed.target, *arrivals = fixed.program.arrivals;
         int spins = 0;
+        uint64_t since = 0;
         if (target == 0) {
             asm volatile("atom.add.release.gpu.global.u64 %0, [%1], %2;" : "=l"(seen) : "l"(arrivals), "l"(1ull) : "memory");
             target = (seen / gridDim.x + 1) * gridDim.x;
         } else asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(arrivals), "l"(1ull) : "memory");
         do {
             asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(arrivals) : "memory");
-            if (++spins > 1 << 26) __trap();
+            if (++spins % STEP_SPINS == 0) since = step_waited(since, fixed.program.patience);
         } while (seen < target);
         asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(arrivals) : "memory");
         fixed.target = target + gridDim.x;
@@ -62,13 +64,16 @@ __device__ __forceinline__ void step_ahead(const StepInstruction &in)
     if (at < (int)in.product.norm.cols * 2) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)in.product.norm.gain + at));
 }
 
-/* The shares of a residual sum that wait in shared memory. */
-template <class T> __device__ __forceinline__ void step_put_held(const weft_rms_norm_args &n, const char *held)
+/* The shares of a residual sum that wait in shared memory: there alone, or (whole) in their rows. */
+template <class T> __device__ __forceinline__ void step_put_held(const weft_rms_norm_args &n, const char *held, bool whole)
 {
-    const StepPacks mine = step_mine((int)n.cols / 8);
+    const int packs = (int)n.cols / 8;
+    const StepPacks mine = step_mine(packs);
     const int each = mine.end - mine.first;
-    for (int i = step_thread(); i < (int)n.rows * each; i += STEP_THREADS)
-        *(uint4 *)((T *)n.residual + i / each * n.residual_stride + 8 * (mine.first + i % each)) = *(const uint4 *)(held + 16 * i);
+    for (int i = step_thread(); i < (int)n.rows * each; i += STEP_THREADS) {
+        const int pack = mine.first + i % each;
+        *(uint4 *)((T *)n.residual + i / each * n.residual_stride + 8 * pack) = *(const uint4 *)(held + 16 * (whole ? i / each * packs + pack : i));
+    }
 }
 
 /* Before an instruction that must not begin sooner. */
@@ -78,7 +83,7 @@ template <class T> __device__ __forceinline__ void step_enter(StepFixed &fixed, 
     step_ahead(in);
     step_wait(fixed);
     if (!fixed.late) return;
-    step_put_held<T>(fixed.late_norm, fixed.places.held);
+    step_put_held<T>(fixed.late_norm, fixed.places.held, fixed.late == 2);
     step_sync();
     if (step_thread() == 0) fixed.late = 0;
 }
@@ -112,6 +117,9 @@ template <class T> __device__ __noinline__ void step_attention(StepFixed &fixed,
     }
 }
 
+__device__ __forceinline__ const StepGroup &step_group(const StepFixed &fixed, const StepSum &sum) { return fixed.program.groups[sum.group - 1]; }
+__device__ __forceinline__ unsigned step_flag(const StepFixed &fixed, const StepSum &sum) { return step_flag(fixed.calls[sum.group - 1], sum.call); }
+
 template <class T> __device__ __noinline__ void step_rows(const StepInstruction &in, float *sums)
 {
     switch (in.kind) {
@@ -132,6 +140,7 @@ template <class T, bool FP8, bool FAR> __device__ __noinline__ void step_product
     StepScales scales;
     if (FP8) scales.prepare(p, step_first_tile(p.first));
     step_enter<T>(fixed, in);
+    if (p.input.group != 0) step_summed<T>(p, fixed.places, step_group(fixed, p.input), step_flag(fixed, p.input));
     StepInput<T>::take(p, fixed.places);
     StepPlace place = fixed.place;
     int turn = fixed.turn;
@@ -139,7 +148,7 @@ template <class T, bool FP8, bool FAR> __device__ __noinline__ void step_product
     step_tiles<T, FP8, FAR>(p, fixed.ring, place, turn, scales, fixed.places);
     if (step_thread() != 0) return;
     fixed.place = place, fixed.turn = turn; /* read behind the next sync */
-    if (in.late) fixed.late = 1, fixed.late_norm = p.norm;
+    if (in.late) fixed.late = 1 + p.keeps, fixed.late_norm = p.norm;
 }
 
 template <class T> __device__ __noinline__ void step_other(StepFixed &fixed, const StepInstruction &in)
@@ -148,7 +157,8 @@ template <class T> __device__ __noinline__ void step_other(StepFixed &fixed, con
         step_attention<T>(fixed, in);
     } else {
         step_enter<T>(fixed, in);
-        step_rows<T>(in, fixed.places.sums);
+        if (in.kind == STEP_SUM) step_sum<T>(in.take, step_group(fixed, in.take.sum), step_flag(fixed, in.take.sum));
+        else step_rows<T>(in, fixed.places.sums);
     }
 }
 
@@ -156,7 +166,7 @@ template <class T> __device__ __noinline__ void step_other(StepFixed &fixed, con
 __device__ __forceinline__ void step_end(StepFixed &fixed)
 {
     barrier_arrive(fixed.ring.listed);
-    step_barrier_wait(fixed.ring.done, *(volatile int *)&fixed.at & 1);
+    step_barrier_wait(fixed.ring.done, *(volatile int *)&fixed.at & 1, fixed.ring);
     step_sync(); /* all have read where the list is */
     if (step_thread() == 0) fixed.at++;
     step_sync();
@@ -193,16 +203,18 @@ template <class T> __device__ __forceinline__ void step_finish_all(StepFixed &fi
         if (in.kind == STEP_PRODUCT) {
             StepFinish<T> finish;
             finish.begin(in.product, fixed.places);
-            step_finish<T>(in.product, finish, fixed.ring.summed, fixed.ring.finished, turn, fixed.places.sums);
+            const StepProduct &p = in.product;
+            if (p.sum.group == 0) step_finish<T>(p, finish, fixed.ring, turn, fixed.places.sums);
+            else step_send<T>(p, step_group(fixed, p.sum), step_flag(fixed, p.sum), fixed.ring, turn, fixed.places.sums);
         }
         barrier_arrive(fixed.ring.done);
-        step_barrier_wait(fixed.ring.listed, i & 1);
+        step_barrier_wait(fixed.ring.listed, i & 1, fixed.ring);
     }
 }
 
 #endif
 
-template <class T> __global__ void __launch_bounds__(STEP_THREADS + 64, 1) step_kernel(const StepProgram program, const StepSizes sizes)
+template <class T> __global__ void __launch_bounds__(STEP_THREADS + 64, 1) step_kernel(const __grid_constant__ StepProgram program, const __grid_constant__ StepSizes sizes)
 {
 #ifdef WEFT_HOPPER
     extern __shared__ __align__(1024) char memory[];
@@ -211,11 +223,12 @@ template <class T> __global__ void __launch_bounds__(STEP_THREADS + 64, 1) step_
     if (threadIdx.x == 0) {
         fixed.program = program;
         fixed.ring = {shared_address(memory), shared_address(fixed.full), shared_address(fixed.empty), shared_address(fixed.summed), shared_address(fixed.finished),
-                      shared_address(&fixed.listed), shared_address(&fixed.done), program.places};
+                      shared_address(&fixed.listed), shared_address(&fixed.done), program.places, program.patience};
         fixed.places = {memory + sizes.x, memory + sizes.held, (float *)(memory + sizes.cos_sin), (float *)(memory + sizes.sums), fixed.pages, fixed.positions};
         fixed.place = {0, 0};
         fixed.turn = fixed.late = fixed.at = 0;
         fixed.target = 0;
+        for (int g = 0; g < program.num_groups; g++) fixed.calls[g] = *(volatile unsigned *)program.groups[g].counters;
         for (int i = 0; i < program.places; i++) barrier_init(shared_address(&fixed.full[i]), 1), barrier_init(shared_address(&fixed.empty[i]), 1);
         for (int i = 0; i < STEP_SUMS; i++) barrier_init(shared_address(&fixed.summed[i]), STEP_THREADS), barrier_init(shared_address(&fixed.finished[i]), 32);
         barrier_init(shared_address(&fixed.listed), STEP_THREADS), barrier_init(shared_address(&fixed.done), 32);
@@ -225,6 +238,8 @@ template <class T> __global__ void __launch_bounds__(STEP_THREADS + 64, 1) step_
     if (threadIdx.x < STEP_THREADS) step_work<T>(memory, sizes.fixed);
     else if (threadIdx.x < STEP_THREADS + 32) step_finish_all<T>(fixed);
     else if (threadIdx.x == STEP_THREADS + 32) step_feed(program, fixed.ring);
+    if (blockIdx.x == 0 && threadIdx.x == 0) /* behind a wait: all blocks have read what they count from */
+        for (int g = 0; g < program.num_groups; g++) *(volatile unsigned *)program.groups[g].counters = step_flag(fixed.calls[g], program.groups[g].calls - 1);
 #endif
 }
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "comm/internal.h"
+#include "kernels/weft_fused.h"
 
 #ifdef WEFT_HAVE_CUDA
 
@@ -224,13 +225,15 @@ weft_status weft__peers_collective(weft_group *group, const weft__call *call, co
     return weft_cuda_launched(cuda, "a collective", status);
 }
 
-/* One that this file runs whole: counted, noted and, where it fails, the end of the group. */
-static weft_status fused(weft_group *group, weft__call call, uint64_t bytes_sent,
+/* One that this file runs whole: counted, noted and, where it fails, the end of the group. taken: a product's, which
+ * becomes one of the operations that a captured step collects, where it does; else NULL. */
+static weft_status fused(weft_group *group, weft__call call, uint64_t bytes_sent, const weft_linear_args *taken,
                          weft_status (*run)(const weft_peer *peer, const void *context, void *stream), const void *context)
 {
     double start = weft__now();
     weft_status status = weft__device_announce(group, &call);
-    if (status == WEFT_OK)
+    weft_linear_over_args over = {&group->peers->peer, taken};
+    if (status == WEFT_OK && (taken == NULL || !weft_cuda_take(group->owner->cuda, WEFT_FUSED_linear_over, &over)))
         status = weft_cuda_launched(group->owner->cuda, "a collective", run(&group->peers->peer, context, weft_cuda_stream(group->owner->cuda)));
     if (status != WEFT_OK) {
         weft__group_die(group);
@@ -251,7 +254,7 @@ weft_status weft_group_linear_over(weft_group *group, const weft_linear_args *ar
     weft__call call = {.op = WEFT__OP_ALL_REDUCE, .count = args->tokens * args->n, .dtype = args->y_dtype};
     size_t bytes = (size_t)call.count * weft_dtype_size(call.dtype);
     if (!weft__peers_take(group, &call, bytes) || !weft_peer_linear_fits(&group->peers->peer, args)) return WEFT_OK;
-    WEFT_TRY(fused(group, call, 2 * (uint64_t)bytes * (uint64_t)(group->size - 1) / (uint64_t)group->size, run_linear, args));
+    WEFT_TRY(fused(group, call, 2 * (uint64_t)bytes * (uint64_t)(group->size - 1) / (uint64_t)group->size, args, run_linear, args));
     *done = 1;
     return WEFT_OK;
 }
@@ -274,7 +277,7 @@ weft_status weft_group_norm_over(weft_group *group, const weft_group_norm_args *
     if (group->peers == NULL || group->peers->limit == 0 || parts[0].rows == 0 || parts[0].rows > group->peers->peer.capacity) return WEFT_OK;
     norm_call n = {parts, count};
     uint64_t sent = 2 * (uint64_t)(parts[0].rows * count) * sizeof(float) * (uint64_t)(group->size - 1) / (uint64_t)group->size;
-    WEFT_TRY(fused(group, (weft__call){.op = WEFT__OP_NORM, .count = parts[0].rows * count, .dtype = WEFT_F32}, sent, run_norm, &n));
+    WEFT_TRY(fused(group, (weft__call){.op = WEFT__OP_NORM, .count = parts[0].rows * count, .dtype = WEFT_F32}, sent, NULL, run_norm, &n));
     *done = 1;
     return WEFT_OK;
 }
@@ -290,7 +293,7 @@ weft_status weft_group_dcp_over(weft_group *group, const weft_peer_dcp_args *arg
     size_t bytes = (size_t)count * weft_dtype_size(args->dtype) + (size_t)(args->tokens * args->heads) * sizeof(float);
     if (bytes > group->peers->limit) return WEFT_OK;
     weft__call call = {.op = WEFT__OP_EXCHANGE, .count = count, .dtype = args->dtype};
-    WEFT_TRY(fused(group, call, (uint64_t)bytes * (uint64_t)(group->size - 1), run_dcp, args));
+    WEFT_TRY(fused(group, call, (uint64_t)bytes * (uint64_t)(group->size - 1), NULL, run_dcp, args));
     *done = 1;
     return WEFT_OK;
 }
