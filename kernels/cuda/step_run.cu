@@ -140,7 +140,10 @@ template <class T, bool FP8, bool FAR> __device__ __noinline__ void step_product
     StepScales scales;
     if (FP8) scales.prepare(p, step_first_tile(p.first));
     step_enter<T>(fixed, in);
-    if (p.input.group != 0) step_summed<T>(p, fixed.places, step_group(fixed, p.input), step_flag(fixed, p.input));
+    if (p.input.group != 0) {
+        step_ahead(in);
+        step_summed<T>(p, fixed.places, step_group(fixed, p.input), step_flag(fixed, p.input));
+    }
     StepInput<T>::take(p, fixed.places);
     StepPlace place = fixed.place;
     int turn = fixed.turn;
