@@ -17,10 +17,11 @@
 #include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/quantize.cuh"
+#include "kernels/cuda/tile.cuh"
 
 namespace weft {
 
-enum { ROUND_PAIRS = 1024, SORT_THREADS = 1024, EX_WARPS = 8, EX_ROWS = 2, EX_PAIRS = 4, STREAM_PAIRS = 16, EX_TILE = 64, EX_K = 16, EX_ALIGN = 64 };
+enum { ROUND_PAIRS = 1024, SORT_THREADS = 1024, EX_WARPS = 8, EX_ROWS = 2, EX_PAIRS = 4, STREAM_PAIRS = 16, EX_ALIGN = 64 };
 
 struct Segment {
     int expert, first, count; /* pairs [first, first + count) of the round */
@@ -237,47 +238,24 @@ template <class W, int N> __global__ void __launch_bounds__(EX_WARPS * 32) strea
     }
 }
 
-template <class W> __global__ void __launch_bounds__(256) tile_segments(const Product m)
+template <class W> __global__ void __launch_bounds__(TILE_THREADS, 4) tile_segments(const Product m)
 {
     dependency_wait();
     const Segment s = m.segments[blockIdx.y];
-    const int pair0 = blockIdx.z * EX_TILE;
+    const int pair0 = blockIdx.z * TILE;
     if (s.count <= STREAM_PAIRS || pair0 >= s.count) return;
-    __shared__ float xs[EX_K][EX_TILE + 4], ws[EX_K][EX_TILE + 4];
-    const int64_t row0 = (int64_t)blockIdx.x * EX_TILE;
-    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-    float sum[4][4] = {};
-    for (int64_t k0 = 0; k0 < m.columns; k0 += EX_K) {
-        for (int i = threadIdx.x; i < EX_TILE * EX_K; i += 256) {
-            const int r = i / EX_K, j = i % EX_K;
-            const int64_t k = k0 + j, row = row0 + r;
-            xs[j][r] = k < m.columns && pair0 + r < s.count ? m.in[(int64_t)(s.first + pair0 + r) * m.columns + k] : 0.0f;
-            float weight = 0.0f;
-            if (k < m.columns && row < m.rows) {
-                weight = wide(((const W *)m.w)[(s.expert * m.rows + row) * m.columns + k]);
-                if (sizeof(W) == 1) weight *= m.scale[(s.expert * m.scale_rows + m.scale_row[row]) * m.scale_stride + (m.phase + k) / 128];
-            }
-            ws[j][r] = weight;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < EX_K; j++) {
-            float x[4], w[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) x[i] = xs[j][ty * 4 + i], w[i] = ws[j][tx + 16 * i];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int l = 0; l < 4; l++) sum[i][l] += x[i] * w[l];
-        }
-        __syncthreads();
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int l = 0; l < 4; l++)
-            if (pair0 + ty * 4 + i < s.count && row0 + tx + 16 * l < m.rows)
-                m.to[(int64_t)(s.first + pair0 + ty * 4 + i) * m.rows + row0 + tx + 16 * l] = sum[i][l];
+    const int64_t row0 = (int64_t)blockIdx.x * TILE;
+    plain_tile(
+        m.columns, [&](int pair, int64_t k) { return pair0 + pair < s.count ? m.in[(int64_t)(s.first + pair0 + pair) * m.columns + k] : 0.0f; },
+        [&](int r, int64_t k) {
+            const int64_t row = row0 + r;
+            if (row >= m.rows) return 0.0f;
+            const float weight = wide(((const W *)m.w)[(s.expert * m.rows + row) * m.columns + k]);
+            return sizeof(W) > 1 ? weight : weight * m.scale[(s.expert * m.scale_rows + m.scale_row[row]) * m.scale_stride + (m.phase + k) / 128];
+        },
+        [&](int pair, int r, float sum) {
+            if (pair0 + pair < s.count && row0 + r < m.rows) m.to[(int64_t)(s.first + pair0 + pair) * m.rows + row0 + r] = sum;
+        });
 }
 
 /* A token's choices that are in the round, experts ascending. */
@@ -312,7 +290,7 @@ template <class W> static void multiply_as(const Product &m, int64_t segments, i
     const bool packs = m.columns % N == 0 && m.phase % N == 0 && aligned(m.w, N * sizeof(W));
     launch(packs ? stream_segments<W, N> : stream_segments<W, 1>, grid, EX_WARPS * 32, 0, stream, m);
     if (pairs > STREAM_PAIRS)
-        launch(tile_segments<W>, dim3((unsigned)div_up(m.rows, EX_TILE), (unsigned)segments, (unsigned)div_up(pairs, EX_TILE)), 256, 0, stream, m);
+        launch(tile_segments<W>, dim3((unsigned)div_up(m.rows, TILE), (unsigned)segments, (unsigned)div_up(pairs, TILE)), TILE_THREADS, 0, stream, m);
 }
 
 /* most: pairs that one expert can have. */

@@ -1,5 +1,6 @@
 /* kernels/cuda/linear_any.cu - products of any dtypes, sizes and alignments, in float32. */
 #include "kernels/cuda/linear.cuh"
+#include "kernels/cuda/tile.cuh"
 
 namespace weft {
 
@@ -129,42 +130,16 @@ void rows_product(const weft_linear_args *a, void *stream)
 
 /* ---- more tokens: tiles of 64 x 64 ---- */
 
-enum { TILE = 64, TILE_K = 16, TILE_THREADS = 256 };
-
 __global__ void __launch_bounds__(TILE_THREADS) tile(const weft_linear_args a)
 {
     dependency_wait();
-    __shared__ float xs[TILE_K][TILE + 4], ws[TILE_K][TILE + 4];
     const int64_t row0 = (int64_t)blockIdx.x * TILE, token0 = (int64_t)blockIdx.y * TILE;
-    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-    float sum[4][4] = {};
-    for (int64_t k0 = 0; k0 < a.k; k0 += TILE_K) {
-        for (int i = threadIdx.x; i < TILE * TILE_K; i += TILE_THREADS) {
-            const int r = i / TILE_K, j = i % TILE_K;
-            const bool in = k0 + j < a.k;
-            xs[j][r] = in && token0 + r < a.tokens ? load(a.x, a.x_dtype, (token0 + r) * a.x_stride + k0 + j) : 0.0f;
-            ws[j][r] = in && row0 + r < a.n ? weight(a, row0 + r, k0 + j) : 0.0f;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < TILE_K; j++) {
-            float x[4], w[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) x[i] = xs[j][ty * 4 + i], w[i] = ws[j][tx + 16 * i];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int l = 0; l < 4; l++) sum[i][l] += x[i] * w[l];
-        }
-        __syncthreads();
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int l = 0; l < 4; l++) {
-            const int64_t t = token0 + ty * 4 + i, r = row0 + tx + 16 * l;
-            if (t < a.tokens && r < a.n) finish(a, t, r, sum[i][l]);
-        }
+    plain_tile(
+        a.k, [&](int t, int64_t j) { return token0 + t < a.tokens ? load(a.x, a.x_dtype, (token0 + t) * a.x_stride + j) : 0.0f; },
+        [&](int r, int64_t j) { return row0 + r < a.n ? weight(a, row0 + r, j) : 0.0f; },
+        [&](int t, int r, float sum) {
+            if (token0 + t < a.tokens && row0 + r < a.n) finish(a, token0 + t, row0 + r, sum);
+        });
 }
 
 void tile_product(const weft_linear_args *a, void *stream)
