@@ -24,7 +24,7 @@ struct StepFixed {
     StepPlaces places;
     StepPlace place;           /* of the ring, where the next product begins */
     int turn;                  /* tiles so far */
-    int at;                    /* in the list */
+    int at[STEP_WARPS];        /* in the list, of each warp that computes */
     int late;                  /* a residual sum is held: that of late_norm; 2: as a whole */
     unsigned calls[STEP_GROUPS]; /* of each group before this launch */
     unsigned long long target; /* arrivals at the next wait; thread 0's */
@@ -165,14 +165,15 @@ template <class T> __device__ __noinline__ void step_other(StepFixed &fixed, con
     }
 }
 
-/* Behind an instruction: the next one is in the list, and the warp that finishes has done so. */
+/* Behind an instruction: all have ended it, and the next one is in the list. */
 __device__ __forceinline__ void step_end(StepFixed &fixed)
 {
+    const int warp = step_thread() / 32, at = *(volatile int *)&fixed.at[warp];
     barrier_arrive(fixed.ring.listed);
-    step_barrier_wait(fixed.ring.done, *(volatile int *)&fixed.at & 1, fixed.ring);
-    step_sync(); /* all have read where the list is */
-    if (step_thread() == 0) fixed.at++;
+    step_barrier_wait(fixed.ring.done, at & 1, fixed.ring);
     step_sync();
+    if (step_thread() % 32 == 0) fixed.at[warp] = at + 1;
+    __syncwarp();
 }
 
 /* The list, by the warps that compute. Calls leave nothing in registers, so the loop has nothing there. */
@@ -180,7 +181,7 @@ template <class T> __device__ __forceinline__ void step_work(char *memory, int f
 {
     for (;;) {
         StepFixed &fixed = *(StepFixed *)(memory + step_anew((uint32_t)fixed_at));
-        const int i = *(volatile int *)&fixed.at, count = fixed.program.count, word = step_thread();
+        const int i = *(volatile int *)&fixed.at[step_thread() / 32], count = fixed.program.count, word = step_thread();
         if (i >= count) return;
         const StepInstruction &in = fixed.list[i & 1];
         if (word < STEP_WORDS && i + 1 < count)
@@ -229,7 +230,8 @@ template <class T> __global__ void __launch_bounds__(STEP_THREADS + 64, 1) step_
                       shared_address(&fixed.listed), shared_address(&fixed.done), program.places, program.patience};
         fixed.places = {memory + sizes.x, memory + sizes.held, (float *)(memory + sizes.cos_sin), (float *)(memory + sizes.sums), fixed.pages, fixed.positions};
         fixed.place = {0, 0};
-        fixed.turn = fixed.late = fixed.at = 0;
+        fixed.turn = fixed.late = 0;
+        for (int i = 0; i < STEP_WARPS; i++) fixed.at[i] = 0;
         fixed.target = 0;
         for (int g = 0; g < program.num_groups; g++) fixed.calls[g] = *(volatile unsigned *)program.groups[g].counters;
         for (int i = 0; i < program.places; i++) barrier_init(shared_address(&fixed.full[i]), 1), barrier_init(shared_address(&fixed.empty[i]), 1);
