@@ -30,10 +30,12 @@ extern "C" weft_status weft_cuda_context_create(weft_cuda_context **out, void *w
     if (workspace == NULL || !aligned(workspace, 256) || workspace_bytes < WEFT_CUDA_WORKSPACE_LEAST)
         return weft_fail(WEFT_INVALID, "a CUDA context needs an aligned workspace of at least %zu bytes, got %zu",
                          WEFT_CUDA_WORKSPACE_LEAST, workspace_bytes);
-    int device = 0, sms = 0, shared = 0;
+    int device = 0, sms = 0, shared = 0, major = 0, minor = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (error == cudaSuccess) error = cudaMemset(workspace, 0, counter_bytes);
     if (error == cudaSuccess) error = cudaDeviceSynchronize();
     if (error != cudaSuccess) return failed("CUDA context", error);
@@ -41,6 +43,7 @@ extern "C" weft_status weft_cuda_context_create(weft_cuda_context **out, void *w
     if (c == NULL) return weft_fail(WEFT_MEMORY, "no memory for a CUDA context");
     c->sms = sms;
     c->shared = shared;
+    c->hopper = major == 9 && minor == 0;
     c->counters = (unsigned *)workspace;
     c->workspace = (char *)workspace + counter_bytes;
     c->workspace_bytes = workspace_bytes - counter_bytes;

@@ -342,6 +342,7 @@ extern "C" weft_status weft_experts_cuda(const weft_experts_args *a, void *strea
     Experts w = {};
     w.a = *a;
     lay_out(&w);
+    if (fp8_experts(a, w.act, stream)) return launched("experts");
     if (stream_fits(a)) {
         stream_experts(a, w.act, stream);
         return launched("experts");

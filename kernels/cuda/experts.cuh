@@ -15,6 +15,9 @@ __device__ __forceinline__ int local_expert(const weft_experts_args &a, int id)
 bool stream_fits(const weft_experts_args *a);
 void stream_experts(const weft_experts_args *a, float *act, void *stream);
 
+/* The same on Hopper, fp8 weights and bfloat16 x (experts_fp8.cu). False: nothing was launched. */
+bool fp8_experts(const weft_experts_args *a, float *act, void *stream);
+
 /* Many tokens, products of warpgroups (experts_tile.cu), in the whole workspace. */
 bool tiles_fit(const weft_experts_args *a);
 void tile_experts(const weft_experts_args *a, void *stream);

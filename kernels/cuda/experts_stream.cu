@@ -7,85 +7,21 @@
  * read once, whatever the number of tokens (stream.cuh). One block of each kernel fits on a multiprocessor, so
  * `down` starts under the end of `up` and has its first weights in shared memory when that has ended. Sums run
  * over warps in a fixed order. */
-#include "kernels/cuda/experts.cuh"
+#include "kernels/cuda/experts_chosen.cuh"
 #include "kernels/cuda/stream.cuh"
 
 namespace weft {
 
 enum {
-    ST_PAIRS = 256,
     UP_DEPTH = 5,
     DOWN_ROWS = 8,
     DOWN_DEPTH = 10
 };
 
-/* Which experts have tokens here: ascending, or for one token in the order of its choice. */
-struct Chosen {
-    int count;
-    int expert[ST_PAIRS];
-    float weight[ST_PAIRS];           /* of pairs */
-    uint8_t tokens[ST_PAIRS];         /* bits */
-    uint8_t pair[ST_PAIRS][ST_TOKENS]; /* of a token there */
-    int key[ST_PAIRS];
-    uint8_t first[ST_PAIRS];
-};
-
-/* All threads of the block, at least ST_PAIRS. An expert that a token names twice has both weights. */
-__device__ static void choose_experts(const weft_experts_args &a, Chosen &c)
-{
-    const int p = threadIdx.x, top = (int)a.top_k, pairs = (int)(a.tokens * a.top_k);
-    const int key = p < pairs ? local_expert(a, a.ids[p]) : -1;
-    float weight = key >= 0 ? a.weights[p] : 0.0f;
-    if (a.tokens == 1 && top <= 32) { /* one warp does it, in the order of choice */
-        if (p < 32) {
-            const unsigned same = __match_any_sync(~0u, key);
-            const bool first = key >= 0 && __ffs(same) - 1 == p;
-            const unsigned firsts = __ballot_sync(~0u, first);
-            float sum = 0.0f;
-            for (int i = 0; i < top; i++) {
-                const float other = __shfl_sync(~0u, weight, i);
-                if (same >> i & 1) sum += other;
-            }
-            c.key[p] = key, c.weight[p] = sum;
-            if (p == 0) c.count = __popc(firsts);
-            if (first) {
-                const int slot = __popc(firsts & ((1u << p) - 1));
-                c.expert[slot] = key, c.tokens[slot] = 1, c.pair[slot][0] = (uint8_t)p;
-            }
-        }
-        __syncthreads();
-        return;
-    }
-    if (p < ST_PAIRS) c.key[p] = key, c.tokens[p] = 0;
-    __syncthreads();
-    bool first = key >= 0, owner = first; /* the first pair of its expert; of its expert in its token */
-    for (int i = 0; first && i < p; i++) first = c.key[i] != key;
-    for (int i = p / top * top; owner && i < p; i++) owner = c.key[i] != key;
-    for (int i = p + 1; owner && i < (p / top + 1) * top; i++)
-        if (c.key[i] == key) weight += a.weights[i];
-    if (p < ST_PAIRS) c.first[p] = first, c.weight[p] = weight;
-    const int count = __syncthreads_count(first);
-    if (p == 0) c.count = count;
-    if (owner) {
-        int slot = 0;
-        for (int i = 0; i < pairs; i++) slot += c.first[i] && c.key[i] < key;
-        if (first) c.expert[slot] = key;
-        c.pair[slot][p / top] = (uint8_t)p;
-        atomicOr((unsigned *)&c.tokens[slot & ~3], 1u << (slot % 4 * 8 + p / top));
-    }
-    __syncthreads();
-}
-
 struct UpShared {
     Chosen chosen;
     ItemSums sums[2];
 };
-
-/* Where the scales of an expert's matrix begin in a row of scales. */
-__device__ __forceinline__ const float *scales_of(const weft_expert_matrix &m, int64_t expert, int scale_row)
-{
-    return m.scale + (expert * m.scale_rows + scale_row) * m.scale_stride + m.scale_col_phase / 128;
-}
 
 /* The items of `up`: (expert, tile), tile after tile. A tile is 8 rows of gate and the same of up. */
 template <class W> struct UpItem {
@@ -271,7 +207,7 @@ template <class W> static bool shapes_fit(const weft_experts_args *a)
 
 bool stream_fits(const weft_experts_args *a)
 {
-    if (a->cuda == NULL || a->tokens > ST_TOKENS || a->tokens * a->top_k > ST_PAIRS || a->count == 0) return false;
+    if (a->cuda == NULL || a->tokens > ST_TOKENS || a->tokens * a->top_k > CHOSEN_PAIRS || a->count == 0) return false;
     if (a->x_dtype == WEFT_F32 || !aligned(a->x, 8) || a->x_stride % 4 != 0 || !aligned(a->up.w, 16) || !aligned(a->down.w, 16)) return false;
     if (a->w_dtype == WEFT_F8E4M3) return shapes_fit<uint8_t>(a);
     return a->w_dtype == a->x_dtype && a->up.scale_col_phase == 0 && a->down.scale_col_phase == 0 && shapes_fit<bf16>(a);

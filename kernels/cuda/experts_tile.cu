@@ -138,8 +138,6 @@ template <class W, class T> __global__ void __launch_bounds__(256) pack_act(cons
 
 #ifdef WEFT_HOPPER
 
-#define WEFT_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-
 /* d (+)= a b^T: 64 rows of a in the registers of a warpgroup, N rows of b in shared memory, 16 inner elements. */
 template <class T, int N> __device__ __forceinline__ void product_rows(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add)
 {

@@ -69,10 +69,11 @@ __device__ __forceinline__ void map_prefetch(const void *map) { asm volatile("pr
 /* ---- products of a warpgroup ---- */
 
 /* A tile as an operand in shared memory. group: bytes between tiles of 64 elements where the inner (summed)
- * index runs down the rows, ignored elsewhere. Adding bytes / 16 moves a descriptor. */
-__device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t group)
+ * index runs down the rows, ignored elsewhere. eight: bytes between eights of rows. Adding bytes / 16 moves a
+ * descriptor. */
+__device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t group, uint32_t eight = 1024)
 {
-    return (uint64_t)(address >> 4) | (uint64_t)(group >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+    return (uint64_t)(address >> 4) | (uint64_t)(group >> 4) << 16 | (uint64_t)(eight >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -86,11 +87,17 @@ template <int N> __device__ __forceinline__ void hold(float (&r)[N])
 }
 
 /* Operand lists of N / 2 accumulators: their names in the text, and the registers. */
+#define WEFT_NAMES_4 "%0,%1,%2,%3"
+#define WEFT_NAMES_8 WEFT_NAMES_4 ",%4,%5,%6,%7"
+#define WEFT_NAMES_16 WEFT_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define WEFT_NAMES_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define WEFT_NAMES_48 WEFT_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define WEFT_NAMES_64 WEFT_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define WEFT_FOUR(r, i) "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3])
+#define WEFT_4(r) WEFT_FOUR(r, 0)
+#define WEFT_8(r) WEFT_FOUR(r, 0), WEFT_FOUR(r, 4)
 #define WEFT_16(r, i) WEFT_FOUR(r, i), WEFT_FOUR(r, i + 4), WEFT_FOUR(r, i + 8), WEFT_FOUR(r, i + 12)
+#define WEFT_FIRST_16(r) WEFT_16(r, 0)
 #define WEFT_32(r) WEFT_16(r, 0), WEFT_16(r, 16)
 #define WEFT_48(r) WEFT_32(r), WEFT_16(r, 32)
 #define WEFT_64(r) WEFT_48(r), WEFT_16(r, 48)
@@ -110,6 +117,23 @@ template <class T, int N> __device__ __forceinline__ void product_shared(float (
     if constexpr (N == 64 && !brain) WEFT_PRODUCT("64", "f16", WEFT_NAMES_32, "%32", "%33", "%34", WEFT_32);
     if constexpr (N == 128 && brain) WEFT_PRODUCT("128", "bf16", WEFT_NAMES_64, "%64", "%65", "%66", WEFT_64);
     if constexpr (N == 128 && !brain) WEFT_PRODUCT("128", "f16", WEFT_NAMES_64, "%64", "%65", "%66", WEFT_64);
+#undef WEFT_PRODUCT
+}
+
+/* The same of e4m3 values, 32 inner elements. Sums keep about 14 bits. */
+template <int N> __device__ __forceinline__ void product_e4m3(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
+{
+    static_assert(N == 8 || N == 16 || N == 32 || N == 64, "columns of a product");
+#define WEFT_PRODUCT(COLUMNS, NAMES, A, B, ADD, REGISTERS)                                                                                \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADD ", 0;\n"                                                                           \
+                 "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k32.f32.e4m3.e4m3 {" NAMES "}, " A ", " B ", p, 1, 1; }"                     \
+                 : REGISTERS(d)                                                                                                           \
+                 : "l"(a), "l"(b), "r"(add)                                                                                               \
+                 : "memory")
+    if constexpr (N == 8) WEFT_PRODUCT("8", WEFT_NAMES_4, "%4", "%5", "%6", WEFT_4);
+    if constexpr (N == 16) WEFT_PRODUCT("16", WEFT_NAMES_8, "%8", "%9", "%10", WEFT_8);
+    if constexpr (N == 32) WEFT_PRODUCT("32", WEFT_NAMES_16, "%16", "%17", "%18", WEFT_FIRST_16);
+    if constexpr (N == 64) WEFT_PRODUCT("64", WEFT_NAMES_32, "%32", "%33", "%34", WEFT_32);
 #undef WEFT_PRODUCT
 }
 

@@ -137,6 +137,7 @@ struct StepProgram {
 void step_launch(const StepProgram &program, int blocks, weft_dtype dtype, void *stream);
 bool step_possible(int device, int blocks);
 size_t step_room(); /* shared memory for ring and inputs together */
-bool step_map(CUtensorMap *map, const void *w, int64_t rows, int64_t row_bytes, int64_t stride_bytes);
+/* w as boxes of 8 rows and `columns` times 128 bytes. */
+bool step_map(CUtensorMap *map, const void *w, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int columns = STEP_PIECE / 128);
 
 } // namespace weft

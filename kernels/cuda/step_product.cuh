@@ -54,8 +54,10 @@ template <class T> __device__ __forceinline__ uint4 step_scale8(uint4 a, uint4 g
     return a;
 }
 
-/* Bytes between tokens of the input: whole pieces of w, so that what is behind k can be zeros. */
-__device__ __forceinline__ int step_pitch(int k) { return (2 * k + 1023) / 1024 * 1024 + 64; }
+/* Bytes between tokens of the input: whole pieces of w, so that what is behind k can be zeros; with 16-bit
+ * weights tokens meet no bank twice. */
+__device__ __forceinline__ int step_used(int k) { return (2 * k + 1023) / 1024 * 1024; }
+__device__ __forceinline__ int step_pitch(int k) { return step_used(k) + 64; }
 
 /* Packs of a row that this block writes for all: [first, end). */
 struct StepPacks {
@@ -139,7 +141,7 @@ template <class T> struct StepInput {
         else if (p.has_norm) normalised(p, places);
         else if (!p.far) plain(p, places);
         const int tokens = (int)p.linear.tokens, thread = step_thread(), warp = thread / 32, lane = thread % 32;
-        const int used = 2 * (int)p.linear.k, pitch = step_pitch((int)p.linear.k), rest = p.far ? 0 : (pitch - 64 - used) / 16;
+        const int used = 2 * (int)p.linear.k, pitch = step_pitch((int)p.linear.k), rest = p.far ? 0 : (step_used((int)p.linear.k) - used) / 16;
         for (int i = thread; i < tokens * rest; i += STEP_WARPS * 32)
             *(uint4 *)(places.x + i / rest * pitch + used + 16 * (i % rest)) = make_uint4(0, 0, 0, 0);
         if (p.pairs == PAIRS_ROPE)
@@ -229,14 +231,14 @@ __device__ __forceinline__ uint32_t step_at(uint32_t lane_at, int u) { return (l
 
 /* A lane's input of one piece where it is far: asked for before the piece is there. Columns behind k count
  * as zeros. */
-template <class T, int READS> struct StepFar {
-    uint4 b[READS];
-    /* column: of the lane, in the piece's first read; reads are `step` columns apart */
-    __device__ __forceinline__ void ask(const T *x, int column, int step, int k)
+template <class T> struct StepFar {
+    uint4 b[STEP_PIECE / 64];
+    /* column: of the lane, in the piece's first read; reads are 32 columns apart */
+    __device__ __forceinline__ void ask(const T *x, int column, int k)
     {
 #pragma unroll
-        for (int i = 0; i < READS; i++) {
-            const int at = column + (READS == 8 ? step * i : step * (i / 2) + 8 * (i % 2));
+        for (int i = 0; i < STEP_PIECE / 64; i++) {
+            const int at = column + 32 * i;
             b[i] = at < k ? __ldcg((const uint4 *)(x + at)) : make_uint4(0, 0, 0, 0);
         }
     }
@@ -244,7 +246,7 @@ template <class T, int READS> struct StepFar {
 
 /* One piece of 16-bit weights. x: this lane's input at the piece's first column. */
 template <class T, bool FAR>
-__device__ __forceinline__ void step_piece(float (&c)[2][4], uint32_t w, uint32_t lane_at, uint32_t x, const StepFar<T, 8> &far)
+__device__ __forceinline__ void step_piece(float (&c)[2][4], uint32_t w, uint32_t lane_at, uint32_t x, const StepFar<T> &far)
 {
 #pragma unroll
     for (int u0 = 0; u0 < STEP_PIECE / 64; u0 += 4) {
@@ -262,103 +264,6 @@ __device__ __forceinline__ void step_piece(float (&c)[2][4], uint32_t w, uint32_
         }
     }
 }
-
-template <class T> __device__ __forceinline__ void step_mma_e4m3(float (&c)[4], uint32_t w0, uint32_t w1, uint32_t b0, uint32_t b1)
-{
-    uint32_t a0, a1, a2, a3;
-    widen_e4m3_pairs(w0, a0, a2, T());
-    widen_e4m3_pairs(w1, a1, a3, T());
-    mma<T>(c, a0, a1, a2, a3, b0, b1);
-}
-
-enum { STEP_BLOCKS = STEP_PIECE / 128 }; /* scales of a row in a piece of e4m3 */
-
-/* What a lane reads of 128 columns: its two rows of w, twice 16, and the input there. */
-template <class T, bool FAR> struct StepBlock {
-    uint4 a0[2], a1[2], b0[2], b1[2];
-    __device__ __forceinline__ void read(uint32_t w, uint32_t lane_at, uint32_t x, const StepFar<T, 16> &far, int i)
-    {
-#pragma unroll
-        for (int u = 0; u < 2; u++) {
-            const uint32_t at = w + step_at(lane_at, 2 * i + u);
-            a0[u] = step_read(at), a1[u] = step_read(at + STEP_PIECE_BYTES / 2);
-            b0[u] = FAR ? far.b[4 * i + 2 * u] : step_read(x + 128 * (2 * i + u));
-            b1[u] = FAR ? far.b[4 * i + 2 * u + 1] : step_read(x + 128 * (2 * i + u) + 16);
-        }
-    }
-};
-
-/* One piece of e4m3. x: at the lane's 16 columns. */
-template <class T, bool FAR>
-__device__ __forceinline__ void step_piece_e4m3(float (&c)[4], uint32_t w, uint32_t lane_at, uint32_t x, const StepFar<T, 16> &far,
-                                                const float (&scale)[2][STEP_BLOCKS])
-{
-#pragma unroll
-    for (int i = 0; i < STEP_BLOCKS; i++) {
-        StepBlock<T, FAR> now;
-        now.read(w, lane_at, x, far, i);
-        float part[4][4] = {};
-#pragma unroll
-        for (int u = 0; u < 2; u++) {
-            step_mma_e4m3<T>(part[2 * u], now.a0[u].x, now.a1[u].x, now.b0[u].x, now.b0[u].y);
-            step_mma_e4m3<T>(part[2 * u + 1], now.a0[u].y, now.a1[u].y, now.b0[u].z, now.b0[u].w);
-            step_mma_e4m3<T>(part[2 * u], now.a0[u].z, now.a1[u].z, now.b1[u].x, now.b1[u].y);
-            step_mma_e4m3<T>(part[2 * u + 1], now.a0[u].w, now.a1[u].w, now.b1[u].z, now.b1[u].w);
-        }
-#pragma unroll
-        for (int e = 0; e < 4; e++) c[e] += scale[e >> 1][i] * (part[0][e] + part[1][e] + (part[2][e] + part[3][e]));
-    }
-}
-
-/* Scales of a lane's two rows: those of a piece are asked for one piece ahead, where a tile's rows keep
- * them two tiles ahead. */
-struct StepScales {
-    int row[2];                  /* scale_row of the tile after next */
-    const float *now[2], *then[2]; /* this tile's and the next one's */
-    float next[2][STEP_BLOCKS];
-    int r, warp; /* the lane's row of a half */
-
-    __device__ __forceinline__ void ask_rows(const StepProduct &p, int tile)
-    {
-        if (tile >= p.tiles) return;
-        const int lower = step_lower(tile, p.half);
-        row[0] = __ldg(p.linear.scale_row + min(lower + r, (int)p.linear.n - 1));
-        row[1] = __ldg(p.linear.scale_row + min(step_upper(lower, p.half) + r, (int)p.linear.n - 1));
-    }
-    __device__ __forceinline__ void point(const StepProduct &p)
-    {
-#pragma unroll
-        for (int i = 0; i < 2; i++) then[i] = p.linear.scale + row[i] * p.linear.scale_stride + p.linear.scale_col_phase / 128;
-    }
-    __device__ __forceinline__ void ask(const StepProduct &p, const float *const (&from)[2], int piece)
-    {
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int b = 0; b < STEP_BLOCKS; b++)
-                next[i][b] = (piece * STEP_BLOCKS + b) * 128 < (int)p.linear.k ? __ldg(from[i] + piece * STEP_BLOCKS + b) : 0.0f;
-    }
-    /* Before the input is there. */
-    __device__ __forceinline__ void prepare(const StepProduct &p, int tile)
-    {
-        const int thread = step_thread();
-        r = step_lane_row(thread % 32 / 4), warp = thread / 32;
-        if (tile >= p.tiles) return;
-        ask_rows(p, tile);
-        point(p);
-        now[0] = then[0], now[1] = then[1];
-        ask_rows(p, tile + gridDim.x);
-        ask(p, now, warp);
-        point(p);
-        ask_rows(p, tile + 2 * gridDim.x);
-    }
-    __device__ __forceinline__ void next_tile(const StepProduct &p, int tile)
-    {
-        now[0] = then[0], now[1] = then[1];
-        point(p);
-        ask_rows(p, tile + 2 * gridDim.x);
-    }
-};
 
 /* The warp that finishes: every tile of this block. turn: tiles finished before. */
 template <class T> __device__ __forceinline__ void step_finish(const StepProduct &p, const StepFinish<T> &f, const StepRing &ring, int &turn, const float *sums_at)
@@ -389,34 +294,23 @@ template <class T> __device__ __forceinline__ void step_finish(const StepProduct
 }
 
 /* The warps that compute: every tile of this block. place: the ring's where its first piece lies. */
-template <class T, bool FP8, bool FAR>
-__device__ __forceinline__ void step_tiles(const StepProduct &p, const StepRing &ring, StepPlace &place, int &turn, StepScales &scales, const StepPlaces &places)
+template <class T, bool FAR>
+__device__ __forceinline__ void step_tiles(const StepProduct &p, const StepRing &ring, StepPlace &place, int &turn, const StepPlaces &places)
 {
     const int thread = step_thread(), warp = thread / 32, lane = thread % 32, g = lane / 4, q = lane % 4, tokens = (int)p.linear.tokens;
-    const int row_bytes = (int)p.linear.k * (FP8 ? 1 : 2), pieces = (row_bytes + STEP_PIECE - 1) / STEP_PIECE, r = step_lane_row(g);
-    const uint32_t x = step_anew(shared_address(places.x)) + min(g, tokens - 1) * step_pitch((int)p.linear.k) + (FP8 ? 32 : 16) * q;
+    const int pieces = (2 * (int)p.linear.k + STEP_PIECE - 1) / STEP_PIECE, r = step_lane_row(g);
+    const uint32_t x = step_anew(shared_address(places.x)) + min(g, tokens - 1) * step_pitch((int)p.linear.k) + 16 * q;
     const uint32_t lane_at = r * 128 + (q ^ r) * 16;
     const uint32_t pieces_at = step_anew(ring.pieces);
-    const int first = step_first_tile(p.first);
-    for (int tile = first; tile < p.tiles; tile += gridDim.x, turn++) {
+    for (int tile = step_first_tile(p.first); tile < p.tiles; tile += gridDim.x, turn++) {
         float c[2][4] = {};
-        if (FP8 && tile > first) scales.next_tile(p, tile);
         StepPlace mine = place;
         mine.advance(warp, ring.places);
         for (int piece = warp; piece < pieces; piece += STEP_WARPS) {
-            float scale[2][STEP_BLOCKS];
-            if (FP8) {
-#pragma unroll
-                for (int b = 0; b < STEP_BLOCKS; b++) scale[0][b] = scales.next[0][b], scale[1][b] = scales.next[1][b];
-                if (piece + STEP_WARPS < pieces) scales.ask(p, scales.now, piece + STEP_WARPS);
-                else if (tile + (int)gridDim.x < p.tiles) scales.ask(p, scales.then, warp);
-            }
-            StepFar<T, FP8 ? 16 : 8> far;
-            if (FAR) far.ask((const T *)p.linear.x + min(g, tokens - 1) * p.linear.x_stride, piece * (FP8 ? STEP_PIECE : STEP_PIECE / 2) + (FP8 ? 16 : 8) * q, FP8 ? 64 : 32, (int)p.linear.k);
+            StepFar<T> far;
+            if (FAR) far.ask((const T *)p.linear.x + min(g, tokens - 1) * p.linear.x_stride, piece * (STEP_PIECE / 2) + 8 * q, (int)p.linear.k);
             step_barrier_wait(ring.full + 8 * mine.slot, mine.parity, ring);
-            const uint32_t w = pieces_at + mine.slot * STEP_PIECE_BYTES;
-            if constexpr (FP8) step_piece_e4m3<T, FAR>(c[0], w, lane_at, x + 2 * piece * STEP_PIECE, far, scale);
-            else step_piece<T, FAR>(c, w, lane_at, x + piece * STEP_PIECE, far);
+            step_piece<T, FAR>(c, pieces_at + mine.slot * STEP_PIECE_BYTES, lane_at, x + piece * STEP_PIECE, far);
             __syncwarp();
             if (lane == 0) barrier_arrive(ring.empty + 8 * mine.slot);
             mine.advance(STEP_WARPS, ring.places);

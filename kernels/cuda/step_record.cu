@@ -1,4 +1,5 @@
 /* kernels/cuda/step_record.cu - operations into instructions (step.cuh). */
+#include "kernels/cuda/fp8.cuh"
 #include "kernels/cuda/step_list.cuh"
 
 namespace weft {
@@ -87,7 +88,8 @@ bool StepList::take(const weft_attention_args *a)
 
 /* ---- products, and what joins them ---- */
 
-static int64_t input_bytes(int64_t tokens, int64_t k) { return tokens * (div_up(2 * k, 2 * STEP_PIECE) * 2 * STEP_PIECE + 64); }
+/* With the factors of an input of parts. */
+static int64_t input_bytes(int64_t tokens, int64_t k) { return div_up(k, FP8_PIECE) * FP8_SEGMENTS * 4 + tokens * (div_up(2 * k, 2 * STEP_PIECE) * 2 * STEP_PIECE + 64); }
 static int64_t sums_bytes(int64_t tokens) { return STEP_SUMS * STEP_WARPS * tokens * 16 * 4; }
 
 StepNeeds StepList::needs_of(const StepProduct *p) const
@@ -100,21 +102,21 @@ StepNeeds StepList::needs_of(const StepProduct *p) const
     return n;
 }
 
-bool StepList::product_fits(const weft_linear_args *a) const
-{
-    const bool fp8_weights = a->w_dtype == WEFT_F8E4M3;
-    const int64_t size = fp8_weights ? 1 : 2;
-    if (a->tokens > most_tokens || (fp8_weights && !fp8) || a->n > 1 << 24 || a->k > 1 << 20 || a->add || !in_packs(a->x, a->x_stride) || !aligned(a->w, 16)) return false;
-    if (a->k * size % 128 != 0 || a->w_stride * size % 16 != 0 || (a->bias != NULL && a->bias_dtype != a->x_dtype)) return false;
-    if (a->y_dtype != a->x_dtype && a->y_dtype != WEFT_F32) return false;
-    if (fp8_weights ? a->scale_col_phase % 128 != 0 : a->w_dtype != a->x_dtype) return false;
-    return true;
-}
-
 /* Beside a ring of 12 pieces. */
 static bool input_fits(const weft_linear_args *a)
 {
     return input_bytes(a->tokens, a->k) + sums_bytes(a->tokens) + (16 << 10) + 12 * STEP_PIECE_BYTES <= (int64_t)step_room();
+}
+
+bool StepList::product_fits(const weft_linear_args *a) const
+{
+    const bool e4m3 = a->w_dtype == WEFT_F8E4M3;
+    const int64_t size = e4m3 ? 1 : 2;
+    if (a->tokens > most_tokens || (e4m3 && (!fp8 || a->tokens != 1 || a->x_dtype != WEFT_BF16 || !input_fits(a))) || a->n > 1 << 24 || a->k > 1 << 20 || a->add || !in_packs(a->x, a->x_stride) || !aligned(a->w, 16)) return false;
+    if (a->k * size % 128 != 0 || a->w_stride * size % 16 != 0 || (a->bias != NULL && a->bias_dtype != a->x_dtype)) return false;
+    if (a->y_dtype != a->x_dtype && a->y_dtype != WEFT_F32) return false;
+    if (e4m3 ? a->scale_col_phase % 128 != 0 : a->w_dtype != a->x_dtype) return false;
+    return true;
 }
 
 static bool overlap(const void *p, int64_t p_bytes, const void *q, int64_t q_bytes)

@@ -1,5 +1,6 @@
 /* kernels/cuda/step_run.cu - the persistent kernel of a decode step (step.cuh). */
 #include "kernels/cuda/step_peer.cuh"
+#include "kernels/cuda/step_product_fp8.cuh"
 #include "kernels/cuda/step_rows.cuh"
 
 namespace weft {
@@ -134,24 +135,53 @@ template <class T> __device__ __noinline__ void step_rows(const StepInstruction 
     }
 }
 
-template <class T, bool FP8, bool FAR> __device__ __noinline__ void step_product(StepFixed &fixed, const StepInstruction &in)
+/* A product's input into shared memory. */
+template <class T> __device__ __forceinline__ void step_take(StepFixed &fixed, const StepInstruction &in)
 {
     const StepProduct &p = in.product;
-    StepScales scales;
-    if (FP8) scales.prepare(p, step_first_tile(p.first));
-    step_enter<T>(fixed, in);
     if (p.input.group != 0) {
         step_ahead(in);
         step_summed<T>(p, fixed.places, step_group(fixed, p.input), step_flag(fixed, p.input));
     }
     StepInput<T>::take(p, fixed.places);
+}
+
+/* Behind the tiles of a product. */
+__device__ __forceinline__ void step_leave(StepFixed &fixed, const StepInstruction &in, const StepPlace &place, int turn)
+{
+    if (step_thread() != 0) return;
+    fixed.place = place, fixed.turn = turn; /* read behind the next sync */
+    if (in.late) fixed.late = 1 + in.product.keeps, fixed.late_norm = in.product.norm;
+}
+
+template <class T, bool FAR> __device__ __noinline__ void step_product(StepFixed &fixed, const StepInstruction &in)
+{
+    step_enter<T>(fixed, in);
+    step_take<T>(fixed, in);
     StepPlace place = fixed.place;
     int turn = fixed.turn;
     step_sync();
-    step_tiles<T, FP8, FAR>(p, fixed.ring, place, turn, scales, fixed.places);
-    if (step_thread() != 0) return;
-    fixed.place = place, fixed.turn = turn; /* read behind the next sync */
-    if (in.late) fixed.late = 1 + p.keeps, fixed.late_norm = p.norm;
+    step_tiles<T, FAR>(in.product, fixed.ring, place, turn, fixed.places);
+    step_leave(fixed, in, place, turn);
+}
+
+__device__ __forceinline__ void step_product_fp8(StepFixed &fixed, const StepInstruction &in)
+{
+    const StepProduct &p = in.product;
+    const int first = step_first_tile(p.first), next = first + (int)gridDim.x;
+    const StepScales from = {p.linear, p.half, Fp8Lane(step_thread()), nullptr};
+    const int hint = first < p.tiles ? from.hint(first) : 0, hint_then = next < p.tiles ? from.hint(next) : 0;
+    Fp8Scales<StepScales> scales(from, step_thread(), first, fp8_pieces(p.linear.k), p.tiles, hint, hint_then);
+    float scale = scales.ask(), scale_then = scales.ask();
+    step_enter<bf16>(fixed, in);
+    step_take<bf16>(fixed, in);
+    StepPlace place = fixed.place;
+    int turn = fixed.turn;
+    step_sync();
+    step_split(p, fixed.places);
+    step_sync();
+    step_tiles_fp8(p, fixed.ring, place, turn, scales, scale, scale_then, fixed.places);
+    step_leave(fixed, in, place, turn);
 }
 
 template <class T> __device__ __noinline__ void step_other(StepFixed &fixed, const StepInstruction &in)
@@ -189,9 +219,8 @@ template <class T> __device__ __forceinline__ void step_work(char *memory, int f
                          "l"((const uint64_t *)(fixed.program.list + i + 1) + word)
                          : "memory");
         if (in.kind != STEP_PRODUCT) step_other<T>(fixed, in);
-        else if (in.product.linear.w_dtype == WEFT_F8E4M3)
-            in.product.far ? step_product<T, true, true>(fixed, in) : step_product<T, true, false>(fixed, in);
-        else in.product.far ? step_product<T, false, true>(fixed, in) : step_product<T, false, false>(fixed, in);
+        else if (in.product.linear.w_dtype == WEFT_F8E4M3) step_product_fp8(fixed, in); /* of bfloat16 activations */
+        else in.product.far ? step_product<T, true>(fixed, in) : step_product<T, false>(fixed, in);
         asm volatile("cp.async.wait_all;" ::: "memory");
         step_end(*(StepFixed *)(memory + step_anew((uint32_t)fixed_at)));
     }
@@ -251,8 +280,10 @@ template <class T> __global__ void __launch_bounds__(STEP_THREADS + 64, 1) step_
 /* ---- host side ---- */
 
 static size_t align_up(size_t bytes) { return (bytes + 127) & ~(size_t)127; }
+/* As tiles of the tensor cores lie. */
+static size_t align_tile(size_t bytes) { return (bytes + 1023) & ~(size_t)1023; }
 
-size_t step_room() { return STEP_SHARED - align_up(sizeof(StepFixed)) - 1024; }
+size_t step_room() { return STEP_SHARED - align_tile(sizeof(StepFixed)) - 1024; }
 
 bool step_possible(int device, int blocks)
 {
@@ -271,7 +302,7 @@ void step_launch(const StepProgram &program, int blocks, weft_dtype dtype, void 
 {
     StepSizes sizes;
     sizes.fixed = program.places * STEP_PIECE_BYTES;
-    sizes.x = sizes.fixed + (int)align_up(sizeof(StepFixed));
+    sizes.x = sizes.fixed + (int)align_tile(sizeof(StepFixed));
     sizes.held = sizes.x + (int)align_up((size_t)program.x_bytes);
     sizes.cos_sin = sizes.held + (int)align_up((size_t)program.held_bytes);
     sizes.sums = sizes.cos_sin + (int)align_up((size_t)program.cos_sin_bytes);
@@ -294,7 +325,7 @@ void step_launch(const StepProgram &program, int blocks, weft_dtype dtype, void 
 typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
                            const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-bool step_map(CUtensorMap *map, const void *w, int64_t rows, int64_t row_bytes, int64_t stride_bytes)
+bool step_map(CUtensorMap *map, const void *w, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int columns)
 {
     void *function = NULL;
     cudaDriverEntryPointQueryResult found;
@@ -304,7 +335,7 @@ bool step_map(CUtensorMap *map, const void *w, int64_t rows, int64_t row_bytes, 
     }
     if (found != cudaDriverEntryPointSuccess) return false;
     const cuuint64_t sizes[] = {128, (cuuint64_t)rows, (cuuint64_t)row_bytes / 128}, strides[] = {(cuuint64_t)stride_bytes, 128};
-    const cuuint32_t box[] = {128, 8, STEP_PIECE / 128}, steps[] = {1, 1, 1};
+    const cuuint32_t box[] = {128, 8, (cuuint32_t)columns}, steps[] = {1, 1, 1};
     return ((Encode)function)(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, (void *)w, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

@@ -1,0 +1,349 @@
+/* kernels/cuda/experts_fp8.cu - the experts of up to 8 tokens, e4m3 weights, on Hopper (fp8.cuh): two launches.
+ *
+ *     up     act[pair] = silu(gate x) * (up x)      items: (expert, 8 rows of gate and the same of up)
+ *     down   y[token] = sum of weight * down act    items: 8 rows of all experts, one behind the other
+ *
+ * Each block finds out by itself which experts have tokens. Every weight is read once, whatever the number of
+ * tokens. Where there is room one block of each kernel fits on a multiprocessor: then `down` has its first weights
+ * in shared memory when `up` has ended. A piece of `down` is 8 rows of twice as many columns as one of `up`. */
+#include "kernels/cuda/experts_chosen.cuh"
+#include "kernels/cuda/fp8_stream.cuh"
+#include "kernels/cuda/step.cuh"
+
+namespace weft {
+
+enum {
+    EX_PLACES = 10, /* of a ring, at most */
+    EX_LEAST = 6,
+    EX_WIDE = 2 * FP8_SEGMENTS,             /* segments in a piece of `down` */
+    EX_ACT_BYTES = 2 * FP8_INPUT_BYTES      /* of a pair in such a piece: 16 rows of 128 bytes */
+};
+
+/* Shared memory besides the rings, bytes. */
+static int64_t up_input(const weft_experts_args *a)
+{
+    return fp8_padded(a->tokens) * (int64_t)fp8_pieces(a->hidden) * (FP8_INPUT_BYTES + FP8_SEGMENTS * 4);
+}
+static __host__ __device__ int wide_pieces(int64_t columns) { return (int)((columns + EX_WIDE * 128 - 1) / (EX_WIDE * 128)); }
+/* One pair more: they are multiplied two at a time. */
+static int64_t down_input(const weft_experts_args *a)
+{
+    return (a->tokens * a->top_k + 1) * wide_pieces(a->intermediate) * (int64_t)(EX_ACT_BYTES + EX_WIDE * 4);
+}
+
+#ifdef WEFT_HOPPER
+
+struct UpShared {
+    Fp8Barriers barriers;
+    Chosen chosen;
+    Fp8Sums sums[2];
+};
+
+/* Items (expert, tile), tile after tile. */
+struct UpItems {
+    const weft_experts_args &a;
+    const Chosen &chosen;
+    int width, tiles;
+    Fp8Lane lane;
+    const float *scales;
+    __device__ __forceinline__ int row() const { return lane.row % 8 + (lane.row >= 8 ? width : 0); }
+    __device__ __forceinline__ int hint(int item) const { return __ldg(a.up.scale_row + min(item % tiles * 8 + row(), 2 * width - 1)); }
+    __device__ __forceinline__ void begin(int item, int hint) { scales = scales_of(a.up, chosen.expert[item / tiles], hint) + lane.segment; }
+    __device__ __forceinline__ const float *at(int piece) const
+    {
+        return (piece * FP8_SEGMENTS + lane.segment) * 128 < (int)a.hidden ? scales + piece * FP8_SEGMENTS : nullptr;
+    }
+};
+
+#endif
+
+template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_up(const __grid_constant__ CUtensorMap map, const weft_experts_args a, float *act, int places)
+{
+#ifdef WEFT_HOPPER
+    extern __shared__ __align__(1024) char data[];
+    __shared__ UpShared s;
+    const int pieces = fp8_pieces(a.hidden), width = (int)a.intermediate, tiles = (width + 7) / 8, tokens = (int)a.tokens;
+    const bool feeder = threadIdx.x >= F8_THREADS;
+    Fp8Ring ring(data, s.barriers, places, feeder);
+    if (threadIdx.x == 0) ring.init();
+    __syncthreads();
+    const bool alone = one_chooses(a); /* then the feeder's warp does it, beside the others */
+    char *input = data + places * FP8_PIECE_BYTES;
+    float *factors = (float *)(input + TOKENS * pieces * FP8_INPUT_BYTES);
+    const UpItems from = {a, s.chosen, width, tiles, Fp8Lane(threadIdx.x), nullptr};
+    const int hint = from.hint(blockIdx.x), then = from.hint(blockIdx.x + gridDim.x); /* whatever is chosen */
+    dependency_wait();
+    if (!alone) choose_experts(a, s.chosen);
+    if (feeder) {
+        if (alone) {
+            choose_of_one(a, s.chosen);
+            __syncwarp();
+            named_arrive(2, F8_THREADS + 32);
+        }
+        if (threadIdx.x != F8_THREADS) return;
+        const int items = s.chosen.count * tiles;
+        const uint64_t policy = fp8_policy();
+        for (int item = blockIdx.x; item < items; item += gridDim.x) {
+            const int row = s.chosen.expert[item / tiles] * 2 * width + item % tiles * 8;
+            for (int piece = 0; piece < pieces; piece++) {
+                uint32_t to, barrier;
+                ring.claim(to, barrier, FP8_PIECE_BYTES);
+                fp8_copy(to, &map, row, piece * FP8_SEGMENTS, barrier, policy);
+                fp8_copy(to + FP8_PIECE_BYTES / 2, &map, row + width, piece * FP8_SEGMENTS, barrier, policy);
+            }
+        }
+        return;
+    }
+    fp8_split_tokens(input, factors, tokens, TOKENS, (int)a.hidden, a.quantize, [&](int t, int j) { return *(const uint4 *)((const bf16 *)a.x + t * a.x_stride + j); });
+    if (alone) named_sync(2, F8_THREADS + 32);
+    else named_sync(1, F8_THREADS);
+    const int items = s.chosen.count * tiles;
+    const Fp8Scales<UpItems> scales(from, threadIdx.x, blockIdx.x, pieces, items, hint, then);
+    Fp8Walk<TOKENS, UpItems> walk(ring, scales, input, factors);
+    const int t = threadIdx.x / 8, r = threadIdx.x % 8;
+    int side = 0;
+    for (int item = blockIdx.x; item < items; item += gridDim.x, side ^= 1) {
+        float sum[TOKENS];
+        walk.item(sum);
+        s.sums[side].put(sum, walk.own);
+        named_sync(1, F8_THREADS);
+        const int slot = item / tiles, row = item % tiles * 8 + r;
+        if (t < tokens && row < width && s.chosen.tokens[slot] >> t & 1) {
+            const float gate = s.sums[side].of(r, t), up = s.sums[side].of(8 + r, t);
+            act[(int64_t)s.chosen.pair[slot][t] * width + row] = gate / (1.0f + expf(-gate)) * up;
+        }
+    }
+#endif
+}
+
+#ifdef WEFT_HOPPER
+
+struct DownShared {
+    Fp8Barriers barriers;
+    Chosen chosen;
+    int here;                     /* pairs */
+    uint16_t place[CHOSEN_PAIRS]; /* of a slot's first pair among all that are here */
+    uint16_t order[CHOSEN_PAIRS]; /* these: F8_TOKENS * slot + token */
+    float sums[2][F8_WARPS][F8_TOKENS][8];
+};
+
+/* A lane of a piece of `down`: Fp8Lane with the second halves of its rows as more segments. */
+struct DownItems {
+    const weft_experts_args &a;
+    const Chosen &chosen;
+    int each, segment, row, expert_scales; /* pieces of an expert; in a piece; in an item; scales of an expert */
+    bool used, second, odd;
+    const float *scales;
+    __device__ __forceinline__ DownItems(const weft_experts_args &args, const Chosen &c)
+        : a(args), chosen(c), each(wide_pieces(args.intermediate)), segment(threadIdx.x / 64 % 2 * FP8_SEGMENTS + threadIdx.x % 4), row(threadIdx.x % 32 / 4),
+          expert_scales((int)(args.down.scale_rows * args.down.scale_stride)), used(Fp8Lane(threadIdx.x).used), second(segment >= FP8_SEGMENTS),
+          odd(segment % 2), scales(nullptr)
+    {
+    }
+    __device__ __forceinline__ int hint(int item) const { return __ldg(a.down.scale_row + min(item * 8 + row, (int)a.hidden - 1)); }
+    __device__ __forceinline__ void begin(int, int hint) { scales = scales_of(a.down, 0, hint) + segment; }
+    __device__ __forceinline__ const float *at(int piece) const
+    {
+        const int slot = each == 1 ? piece : piece / each, part = (piece - slot * each) * EX_WIDE;
+        return (part + segment) * 128 < (int)a.intermediate ? scales + (int64_t)chosen.expert[slot] * expert_scales + part : nullptr;
+    }
+    /* d: eight of a pair. */
+    __device__ __forceinline__ float sum(const float *d) const
+    {
+        const float first = second ? odd ? d[6] : d[4] : odd ? d[2] : d[0], finer = second ? odd ? d[7] : d[5] : odd ? d[3] : d[1];
+        return fmaf(finer, 0.0625f, first);
+    }
+};
+
+/* The pairs that are here, by expert. A thread for each slot. */
+__device__ __forceinline__ void order_pairs(DownShared &s)
+{
+    const int slot = threadIdx.x;
+    if (slot >= s.chosen.count) return;
+    int at = 0;
+    for (int i = 0; i < slot; i++) at += __popc(s.chosen.tokens[i]);
+    s.place[slot] = (uint16_t)at;
+    for (unsigned rest = s.chosen.tokens[slot]; rest != 0; rest &= rest - 1) s.order[at++] = (uint16_t)(F8_TOKENS * slot + __ffs(rest) - 1);
+    if (slot == s.chosen.count - 1) s.here = at;
+}
+
+/* What `up` has left, in parts: of each piece of an expert its pairs one behind the other. */
+__device__ __forceinline__ void split_act(const weft_experts_args &a, const float *act, const DownShared &s, char *input, float *factors)
+{
+    enum { AT_ONCE = 4, STEP = F8_WARPS };
+    /* A warp takes two segments of a pair, or one and nothing. */
+    const int lane = threadIdx.x % 16, side = threadIdx.x / 16 % 2, each = wide_pieces(a.intermediate), width = (int)a.intermediate;
+    const int twos = (width / 128 + 1) / 2, all = s.chosen.count > 0 ? s.here * twos : 0;
+    for (int item0 = threadIdx.x / 32; item0 < all; item0 += AT_ONCE * STEP) {
+        float4 low[AT_ONCE], high[AT_ONCE];
+        int pair[AT_ONCE], to[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int item = min(item0 + i * STEP, all - 1), at = item / twos, segment = item % twos * 2 + side, slot = s.order[at] / F8_TOKENS;
+            const int count = __popc(s.chosen.tokens[slot]), first = s.place[slot];
+            pair[i] = s.chosen.pair[slot][s.order[at] % F8_TOKENS];
+            to[i] = ((first * each + segment / EX_WIDE * count + at - first) * EX_WIDE) + segment % EX_WIDE;
+            const float4 *from = (const float4 *)(act + (int64_t)pair[i] * width + segment * 128 + 8 * lane), zero = make_float4(0, 0, 0, 0);
+            low[i] = segment * 128 < width ? __ldcg(from) : zero, high[i] = segment * 128 < width ? __ldcg(from + 1) : zero;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (item0 + i * STEP >= all) break;
+            float v[8] = {low[i].x, low[i].y, low[i].z, low[i].w, high[i].x, high[i].y, high[i].z, high[i].w};
+            uint2 part, finer;
+            const float by = fp8_split(v, a.quantize, part, finer);
+            fp8_put(input + to[i] / EX_WIDE * EX_ACT_BYTES, to[i] % EX_WIDE, part, finer);
+            if (lane == 0) factors[to[i]] = by * s.chosen.weight[pair[i]];
+        }
+    }
+    writes_visible();
+}
+
+#endif
+
+template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_down(const __grid_constant__ CUtensorMap map, const weft_experts_args a, const float *act, int places)
+{
+#ifdef WEFT_HOPPER
+    extern __shared__ __align__(1024) char data[];
+    __shared__ DownShared s;
+    const int hidden = (int)a.hidden, tiles = (hidden + 7) / 8, tokens = (int)a.tokens, segments = (int)a.intermediate / 128;
+    const bool feeder = threadIdx.x >= F8_THREADS;
+    Fp8Ring ring(data, s.barriers, places, feeder);
+    if (threadIdx.x == 0) ring.init();
+    /* `up` has waited for the kernels in front of it before it let this one start: the choice is there. */
+    choose_experts(a, s.chosen);
+    const int each = wide_pieces(a.intermediate), pieces = s.chosen.count * each;
+    if (feeder) {
+        if (threadIdx.x != F8_THREADS) return;
+        const uint64_t policy = fp8_policy();
+        for (int item = blockIdx.x; item < tiles; item += gridDim.x)
+            for (int piece = 0; piece < pieces; piece++) {
+                uint32_t to, barrier;
+                ring.claim(to, barrier, min(segments, (int)EX_WIDE) * 1024);
+                fp8_copy(to, &map, s.chosen.expert[piece / each] * hidden + item * 8, piece % each * EX_WIDE, barrier, policy);
+            }
+        return;
+    }
+    order_pairs(s);
+    char *input = data + places * FP8_PIECE_BYTES;
+    float *factors = (float *)(input + (tokens * (int)a.top_k + 1) * each * EX_ACT_BYTES);
+    const DownItems own(a, s.chosen);
+    Fp8Scales<DownItems> scales(own, threadIdx.x, blockIdx.x, pieces, pieces > 0 ? tiles : 0, own.hint(blockIdx.x), own.hint(blockIdx.x + gridDim.x));
+    float scale = scales.ask(), scale_then = scales.ask();
+    dependency_wait();
+    named_sync(1, F8_THREADS);
+    split_act(a, act, s, input, factors);
+    named_sync(1, F8_THREADS);
+    const uint32_t x = fp8_low(shared_address(input)), w = fp8_low(ring.data);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = threadIdx.x / 8, r = threadIdx.x % 8;
+    Fp8Place mine = {0, 0};
+    int side = 0, piece = threadIdx.x / 128;
+    mine.advance(piece, places);
+    for (int item = blockIdx.x; item < tiles; item += gridDim.x, side ^= 1) {
+        float sum[TOKENS] = {};
+        auto one = [&](float &by) {
+            enum { AT_ONCE = TOKENS == 1 ? 1 : 2 };
+            const int slot = each == 1 ? piece : piece / each, part = piece - slot * each;
+            unsigned rest = TOKENS == 1 ? 1u : s.chosen.tokens[slot];
+            const int count = TOKENS == 1 ? 1 : __popc(rest);
+            int at = TOKENS == 1 ? piece : s.place[slot] * each + part * count;
+            const bool there = (part * EX_WIDE + own.segment) * 128 < (int)a.intermediate;
+            barrier_wait(ring.full + 8 * mine.slot, mine.parity);
+            for (int j = 0; j < count; j += AT_ONCE, at += AT_ONCE) {
+                float d[8 * AT_ONCE], f[AT_ONCE];
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; i++) f[i] = factors[(at + i) * EX_WIDE + own.segment];
+                fp8_multiply<16 * AT_ONCE>(d, w + mine.slot * (FP8_PIECE_BYTES / 16), x + at * (EX_ACT_BYTES / 16), fp8_high(1024));
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; i++) {
+                    const float y = there && rest != 0 ? by * f[i] * own.sum(d + 8 * i) : 0.0f;
+                    if (TOKENS == 1) sum[0] += y;
+                    else
+#pragma unroll
+                        for (int k = 0; k < TOKENS; k++) sum[k] += (rest & -rest) == 1u << k ? y : 0.0f;
+                    rest &= rest - 1;
+                }
+            }
+            if (lane == 0) barrier_arrive(ring.empty + 8 * mine.slot);
+            by = scales.ask();
+            mine.advance(2, places);
+            piece += 2;
+        };
+        while (piece + 2 < pieces) one(scale), one(scale_then);
+        if (piece < pieces) {
+            one(scale);
+            const float other = scale;
+            scale = scale_then, scale_then = other;
+        }
+        piece -= pieces;
+#pragma unroll
+        for (int k = 0; k < TOKENS; k++) {
+            const float both = sum[k] + __shfl_xor_sync(~0u, sum[k], 1);
+            if (own.used && lane % 2 == 0) s.sums[side][warp][k][lane / 4] = both;
+        }
+        named_sync(1, F8_THREADS);
+        if (t >= tokens || item * 8 + r >= hidden) continue;
+        float y = 0.0f;
+#pragma unroll
+        for (int i = 0; i < F8_WARPS; i++) y += s.sums[side][i][t][r];
+        store(a.y, a.y_dtype, t * a.y_stride + item * 8 + r, y);
+    }
+#endif
+}
+
+/* ---- host side ---- */
+
+struct Places {
+    int up, down;
+};
+/* Both kernels on a multiprocessor, or each alone; none: they do not fit. */
+static Places places_of(const weft_experts_args *a)
+{
+    const int64_t fixed = 14 << 10, room = a->cuda->shared + (1 << 10), up = up_input(a) + fixed, down = down_input(a) + fixed;
+    const int both = fp8_places((room - up - down) / 2, EX_PLACES);
+    if (both >= EX_LEAST) return {both, both};
+    const Places alone = {fp8_places(a->cuda->shared - up, EX_PLACES), fp8_places(a->cuda->shared - down, EX_PLACES)};
+    return alone.up >= EX_LEAST && alone.down >= EX_LEAST ? alone : Places{0, 0};
+}
+
+static bool fits(const weft_experts_args *a)
+{
+#ifdef WEFT_CUDA_HOPPER
+    if (a->cuda == NULL || !a->cuda->hopper || a->w_dtype != WEFT_F8E4M3 || a->x_dtype != WEFT_BF16) return false;
+    if (a->tokens > F8_TOKENS || a->tokens * a->top_k > CHOSEN_PAIRS || a->count == 0 || a->intermediate == 0) return false;
+    if ((a->hidden | a->intermediate | a->up.scale_col_phase | a->down.scale_col_phase) % 128 != 0 || a->x_stride % 8 != 0) return false;
+    if (!aligned(a->x, 16) || !aligned(a->up.w, 16) || !aligned(a->down.w, 16) || a->hidden > 65536 || a->intermediate > 65536) return false;
+    if (a->count * most(2 * a->intermediate, a->hidden) >= (int64_t)1 << 30) return false;
+    return places_of(a).up > 0;
+#else
+    return false;
+#endif
+}
+
+template <int TOKENS> static void start(const CUtensorMap &up, const CUtensorMap &down, const weft_experts_args *a, float *act, void *stream)
+{
+    const Places places = places_of(a);
+    const size_t up_bytes = (size_t)(places.up * (int64_t)FP8_PIECE_BYTES + up_input(a)), down_bytes = (size_t)(places.down * (int64_t)FP8_PIECE_BYTES + down_input(a));
+    (void)cudaFuncSetAttribute(fp8_up<TOKENS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)up_bytes);
+    (void)cudaFuncSetAttribute(fp8_down<TOKENS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)down_bytes);
+    launch(fp8_up<TOKENS>, (unsigned)a->cuda->sms, F8_THREADS + 32, up_bytes, stream, up, *a, act, places.up);
+    launch(fp8_down<TOKENS>, (unsigned)least(a->cuda->sms, div_up(a->hidden, 8)), F8_THREADS + 32, down_bytes, stream, down, *a, (const float *)act, places.down);
+}
+
+bool fp8_experts(const weft_experts_args *a, float *act, void *stream)
+{
+    CUtensorMap up, down;
+    const int64_t wide = least(EX_WIDE, a->intermediate / 128);
+    if (!fits(a) || !step_map(&up, a->up.w, a->count * 2 * a->intermediate, a->hidden, a->hidden) ||
+        !step_map(&down, a->down.w, a->count * a->hidden, a->intermediate, a->intermediate, (int)wide))
+        return false;
+    switch (fp8_padded(a->tokens)) {
+    case 1: start<1>(up, down, a, act, stream); break;
+    case 2: start<2>(up, down, a, act, stream); break;
+    case 4: start<4>(up, down, a, act, stream); break;
+    default: start<8>(up, down, a, act, stream);
+    }
+    return true;
+}
+
+} // namespace weft

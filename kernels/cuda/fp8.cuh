@@ -1,0 +1,179 @@
+/* kernels/cuda/fp8.cuh - e4m3 weights that the tensor cores read as they lie in shared memory.
+ *
+ * A piece is 512 columns of 16 rows of w: 8 rows, then another 8, each as four segments of 128 columns, as the
+ * copy engine leaves them (hopper.cuh). To the tensor cores it is a tile of 64 rows of 128 bytes, segments below
+ * one another. Their columns are the token's same four segments, each twice: a 16-bit activation is the sum of
+ * two e4m3 values, the second one 16 times finer. Of the 64 x 8 sums those of one segment with itself are used,
+ * which leaves the work to be done by reading the piece once; the rest of the tensor cores' time is nobody's.
+ *
+ * Sums keep 14 bits while the 128 columns of a segment are added up, then go on in float32. */
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/mma.cuh"
+
+namespace weft {
+
+enum {
+    FP8_SEGMENTS = 4,
+    FP8_PIECE = FP8_SEGMENTS * 128,    /* columns */
+    FP8_PIECE_BYTES = 16 * FP8_PIECE,  /* of w */
+    FP8_INPUT_BYTES = 2 * FP8_PIECE    /* of a token: its 8 columns of 128 bytes, permuted as pieces are */
+};
+
+/* Pieces of a row. */
+__host__ __device__ __forceinline__ int fp8_pieces(int64_t k) { return (int)((k + FP8_PIECE - 1) / FP8_PIECE); }
+
+#ifdef WEFT_HOPPER
+
+/* Eight values of one lane: as e4m3, and 16 times what is left of each. Their magnitude is at most 448. */
+__device__ __forceinline__ void fp8_parts(const float (&v)[8], uint2 &part, uint2 &finer)
+{
+    uint32_t parts[4], rests[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint16_t near, rest;
+        uint32_t back;
+        const __half2 both = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(near) : "f"(v[2 * i + 1]), "f"(v[2 * i]));
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(back) : "h"(near));
+        const __half2 left = __hmul2(__hsub2(both, *(const __half2 *)&back), __float2half2_rn(16.0f));
+        asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(rest) : "r"(*(const uint32_t *)&left));
+        parts[i] = near, rests[i] = rest;
+    }
+    part = make_uint2(__byte_perm(parts[0], parts[1], 0x5410), __byte_perm(parts[2], parts[3], 0x5410));
+    finer = make_uint2(__byte_perm(rests[0], rests[1], 0x5410), __byte_perm(rests[2], rests[3], 0x5410));
+}
+
+/* A segment of values, eight of each of 16 neighbouring lanes, as two parts; and the factor of their sum, part +
+ * finer / 16. What is not finite makes the factor a NaN. bfloat16 values down to 2^-13 of the largest are exact, 8
+ * bits of others. quantize: the first part is what weft_quantize_groups makes of them, and all there is. */
+__device__ __forceinline__ float fp8_split(float (&v)[8], bool quantize, uint2 &part, uint2 &finer)
+{
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) most = max(most, __float_as_uint(v[i]) & 0x7fffffffu);
+#pragma unroll
+    for (int d = 8; d > 0; d /= 2) most = max(most, __shfl_xor_sync(~0u, most, d));
+    const int exponent = (int)(most >> 23) - 127 - 7; /* the largest: below 2^8 */
+    const bool finite = most < 0x7f800000u, some = exponent >= -120;
+    float factor = some ? __uint_as_float((uint32_t)(exponent + 127) << 23) : 0.0f;
+    if (quantize && finite && some) {
+        factor = __uint_as_float(most) / 448.0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = v[i] / factor;
+    } else {
+        const float inverse = finite && some ? __uint_as_float((uint32_t)(127 - exponent) << 23) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] *= inverse;
+    }
+    fp8_parts(v, part, finer);
+    if (quantize) finer = make_uint2(0, 0);
+    return finite ? factor : __uint_as_float(0x7fc00000u);
+}
+__device__ __forceinline__ void fp8_widen(const uint4 &eight, float (&v)[8])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[2 * i] = __uint_as_float((&eight.x)[i] << 16), v[2 * i + 1] = __uint_as_float((&eight.x)[i] & 0xffff0000u);
+}
+
+/* Puts a lane's eight columns where they belong: rows 2 segment and 2 segment + 1 of a tile of 128 bytes a row. */
+__device__ __forceinline__ void fp8_put(char *tile, int segment, const uint2 &part, const uint2 &finer)
+{
+    const int lane = threadIdx.x % 16, row = 2 * segment;
+    char *to = tile + row * 128 + lane % 2 * 8;
+    *(uint2 *)(to + ((lane / 2 ^ row % 8) << 4)) = part;
+    *(uint2 *)(to + 128 + ((lane / 2 ^ (row % 8 + 1)) << 4)) = finer;
+}
+
+/* A descriptor (tile_descriptor) by its halves: what moves is in the lower one. */
+__device__ __forceinline__ uint64_t fp8_descriptor(uint32_t low, uint32_t high) { return (uint64_t)high << 32 | low; }
+__device__ __forceinline__ uint32_t fp8_low(uint32_t address) { return address >> 4; }
+__device__ __forceinline__ uint32_t fp8_high(uint32_t eight) { return eight >> 4 | 1u << 30; }
+
+/* d = a piece times COLUMNS columns, by a warpgroup. w, x: lower halves of descriptors; x_high: the upper one. */
+template <int COLUMNS> __device__ __forceinline__ void fp8_multiply(float (&d)[COLUMNS / 2], uint32_t w, uint32_t x, uint32_t x_high)
+{
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < 4; i++) product_e4m3<COLUMNS>(d, fp8_descriptor(w + 2 * i, fp8_high(1024)), fp8_descriptor(x + 2 * i, x_high), i > 0);
+    products_commit();
+    products_wait<0>();
+    hold(d);
+}
+
+/* Where in a piece the sums of a lane are from: of four lanes two have some. The others go through the same motions. */
+struct Fp8Lane {
+    int segment, row; /* row: 0 to 15 */
+    bool used, odd;
+    __device__ __forceinline__ Fp8Lane(int thread)
+    {
+        const int warp = thread / 32 % 4, lane = thread % 32;
+        segment = lane % 4, row = warp / 2 * 8 + lane / 4;
+        used = segment / 2 == warp % 2, odd = segment % 2;
+    }
+    /* d: four of a token. */
+    __device__ __forceinline__ float sum(const float *d) const { return fmaf(odd ? d[3] : d[1], 0.0625f, odd ? d[2] : d[0]); }
+};
+
+/* The TOKENS factors of a segment, one behind the other. */
+template <int TOKENS> __device__ __forceinline__ void fp8_factors(float (&f)[TOKENS], uint32_t address)
+{
+    if constexpr (TOKENS == 1) asm volatile("ld.shared.f32 %0, [%1];" : "=f"(f[0]) : "r"(address));
+    else if constexpr (TOKENS == 2) asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(f[0]), "=f"(f[1]) : "r"(address));
+    else
+#pragma unroll
+        for (int i = 0; i < TOKENS; i += 4)
+            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(f[i]), "=f"(f[i + 1]), "=f"(f[i + 2]), "=f"(f[i + 3]) : "r"(address + 4 * i));
+}
+
+/* Adds what a piece that is there gives. factors: where those of the lane's segment are. release(): it has been read
+ * by this warp. */
+template <int TOKENS, class F>
+__device__ __forceinline__ void fp8_piece(float (&sum)[TOKENS], const Fp8Lane &own, uint32_t w, uint32_t x, uint32_t x_high, float scale, uint32_t factors, F release)
+{
+    float d[4 * TOKENS], f[TOKENS];
+    fp8_factors(f, factors);
+    fp8_multiply<8 * TOKENS>(d, w, x, x_high);
+    release();
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) sum[t] = fmaf(scale * f[t], own.sum(d + 4 * t), sum[t]);
+}
+
+/* The scales of a lane's row and segment, one piece after the other. A warpgroup of a block's two takes every second
+ * piece, counted on over all items; items are item, item + gridDim.x and so on. Two are on their way, in registers
+ * that do not move, since a move would wait for them: the caller keeps them.
+ *     int hint(int item)                  what begin() wants to have been read in advance
+ *     void begin(int item, int hint)      an item
+ *     const float *at(int piece)          the lane's there, NULL: none */
+template <class C> struct Fp8Scales {
+    C from;
+    const int pieces, items;
+    int item, piece, then; /* of the next one to be asked for; the next item's hint */
+    /* hint, hint_then: of the first two items, where there are any. */
+    __device__ __forceinline__ Fp8Scales(const C &c, int thread, int first, int item_pieces, int count, int hint, int hint_then)
+        : from(c), pieces(item_pieces), items(count), item(first), piece(thread / 128), then(hint_then)
+    {
+        if (item < items) from.begin(item, hint);
+    }
+    __device__ __forceinline__ float ask()
+    {
+        while (piece >= pieces) { /* the next item's */
+            if (item >= items) return 0.0f;
+            piece -= pieces, item += gridDim.x;
+            if (item >= items) return 0.0f;
+            from.begin(item, then);
+            if (item + (int)gridDim.x < items) then = from.hint(item + gridDim.x);
+        }
+        if (item >= items) return 0.0f;
+        const float *p = from.at(piece);
+        piece += 2;
+        return p != nullptr ? __ldg(p) : 0.0f;
+    }
+};
+
+#endif
+
+} // namespace weft

@@ -1,0 +1,176 @@
+/* kernels/cuda/fp8_stream.cuh - kernels around fp8.cuh: a block's ring of pieces, filled by one thread through the
+ * copy engine and read by two warpgroups in turns. */
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/cuda/fp8.cuh"
+#include "kernels/cuda/quantize.cuh"
+
+namespace weft {
+
+enum {
+    F8_WARPS = 8, /* that multiply */
+    F8_THREADS = F8_WARPS * 32,
+    F8_TOKENS = 8,
+    F8_MOST = 10 /* places of a ring; more make no block faster, and those of the next kernel get in the way */
+};
+/* Places of a ring: an even number, so that a place is always the same warpgroup's. (It may find out whether a piece
+ * has come only while the one before it at this place has.) */
+static inline int fp8_places(int64_t room, int64_t most) { return (int)((room / FP8_PIECE_BYTES < most ? room / FP8_PIECE_BYTES : most) & ~(int64_t)1); }
+
+
+/* Tokens as the tensor cores take them. */
+__host__ __device__ __forceinline__ int fp8_padded(int64_t tokens) { return tokens <= 2 ? (int)tokens : tokens <= 4 ? 4 : 8; }
+
+struct Fp8Barriers {
+    alignas(8) unsigned long long full[F8_MOST], empty[F8_MOST];
+};
+
+#ifdef WEFT_HOPPER
+
+struct Fp8Place {
+    int slot;
+    uint32_t parity;
+    /* by: at most `places` */
+    __device__ __forceinline__ void advance(int by, int places)
+    {
+        slot += by;
+        if (slot >= places) slot -= places, parity ^= 1;
+    }
+};
+
+struct Fp8Ring {
+    uint32_t data, full, empty; /* addresses */
+    int places;
+    Fp8Place place; /* the feeder's, or where the next item begins */
+    __device__ __forceinline__ Fp8Ring(const char *ring, const Fp8Barriers &b, int count, bool feeder)
+        : data(shared_address(ring)), full(shared_address(b.full)), empty(shared_address(b.empty)), places(count), place{0, feeder}
+    {
+    }
+    /* By one thread, before the others come. */
+    __device__ __forceinline__ void init() const
+    {
+        for (int i = 0; i < places; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, 4);
+        barriers_ready();
+    }
+    /* The feeder: the next place, once it is empty; `bytes` will come. */
+    __device__ __forceinline__ void claim(uint32_t &to, uint32_t &barrier, int bytes)
+    {
+        barrier_wait(empty + 8 * place.slot, place.parity);
+        to = data + place.slot * FP8_PIECE_BYTES, barrier = full + 8 * place.slot;
+        barrier_expect(barrier, bytes);
+        place.advance(1, places);
+    }
+};
+
+/* Weights that no one reads again need not push out what is kept in the L2. */
+__device__ __forceinline__ uint64_t fp8_policy()
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+/* 8 rows of w from `row` on, from column 128 * segment on. */
+__device__ __forceinline__ void fp8_copy(uint32_t to, const CUtensorMap *map, int row, int segment, uint32_t barrier, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(segment), "l"(policy)
+                 : "memory");
+}
+
+/* Tokens into their parts: pieces one behind the other, tokens behind one another; the factors of a segment one
+ * behind the other, those of the next segment `padded` behind. load8(t, j): columns j to j + 7 of token t. By all
+ * warps that multiply. */
+template <class F> __device__ __forceinline__ void fp8_split_tokens(char *input, float *factors, int tokens, int padded, int columns, bool quantize, F load8)
+{
+    enum { AT_ONCE = 8, STEP = F8_WARPS * 2 };
+    const int lane = threadIdx.x % 16, segments = fp8_pieces(columns) * FP8_SEGMENTS, all = tokens * segments;
+    const float inverse = 1.0f / (float)segments;
+    for (int item0 = threadIdx.x / 16; item0 < all; item0 += AT_ONCE * STEP) {
+        uint4 eight[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int item = item0 + i * STEP, t = (int)(((float)item + 0.5f) * inverse), column = (item - t * segments) * 128 + 8 * lane;
+            eight[i] = item < all && column < columns ? load8(t, column) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int item = item0 + i * STEP, t = (int)(((float)item + 0.5f) * inverse);
+            if (item >= all) break; /* both of a warp: they are even */
+            float v[8];
+            uint2 part, finer;
+            fp8_widen(eight[i], v);
+            const float by = fp8_split(v, quantize, part, finer);
+            fp8_put(input + item / FP8_SEGMENTS * FP8_INPUT_BYTES, item % FP8_SEGMENTS, part, finer);
+            if (lane == 0) factors[(item - t * segments) * padded + t] = by;
+        }
+    }
+    writes_visible();
+}
+
+/* A warpgroup's way through the pieces of all items, every second one. */
+template <int TOKENS, class C> struct Fp8Walk {
+    const Fp8Ring &ring;
+    Fp8Scales<C> scales;
+    const Fp8Lane own;
+    const uint32_t x, x_high, factors;
+    Fp8Place mine;
+    int piece; /* of the item */
+    float scale, scale_then;
+    /* input, factors: as fp8_split_tokens makes them. */
+    __device__ __forceinline__ Fp8Walk(const Fp8Ring &r, const Fp8Scales<C> &s, const char *input, const float *factors_at)
+        : ring(r), scales(s), own(threadIdx.x), x(fp8_low(shared_address(input))), x_high(fp8_high(s.pieces * FP8_INPUT_BYTES)),
+          factors(shared_address(factors_at + own.segment * TOKENS)), mine{0, 0}, piece(threadIdx.x / 128)
+    {
+        mine.advance(piece, ring.places);
+        scale = scales.ask(), scale_then = scales.ask();
+    }
+    __device__ __forceinline__ void one(float (&sum)[TOKENS], float &by)
+    {
+        barrier_wait(ring.full + 8 * mine.slot, mine.parity);
+        fp8_piece(sum, own, fp8_low(ring.data) + mine.slot * (FP8_PIECE_BYTES / 16), x + piece * (FP8_INPUT_BYTES / 16), x_high, by,
+                  factors + piece * (FP8_SEGMENTS * TOKENS * 4), [&] {
+                      if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty + 8 * mine.slot);
+                  });
+        by = scales.ask();
+        mine.advance(2, ring.places);
+        piece += 2;
+    }
+    /* An item of 16 rows: what this lane has of the sums of its row, of each token. */
+    __device__ __forceinline__ void item(float (&sum)[TOKENS])
+    {
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) sum[t] = 0.0f;
+        while (piece + 2 < scales.pieces) one(sum, scale), one(sum, scale_then);
+        if (piece < scales.pieces) {
+            one(sum, scale);
+            const float other = scale;
+            scale = scale_then, scale_then = other;
+        }
+        piece -= scales.pieces;
+    }
+};
+
+/* Sums of an item by warp, token and row of a half. */
+struct Fp8Sums {
+    float v[F8_WARPS][F8_TOKENS][8];
+    template <int TOKENS> __device__ __forceinline__ void put(const float (&sum)[TOKENS], const Fp8Lane &own)
+    {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            const float both = sum[t] + __shfl_xor_sync(~0u, sum[t], 1);
+            if (own.used && lane % 2 == 0) v[warp][t][lane / 4] = both;
+        }
+    }
+    __device__ __forceinline__ float of(int row, int token) const
+    {
+        const int half = row / 8 * 2;
+        return (v[half][token][row % 8] + v[half + 1][token][row % 8]) + (v[half + 4][token][row % 8] + v[half + 5][token][row % 8]);
+    }
+};
+
+#endif
+
+} // namespace weft
