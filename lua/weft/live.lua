@@ -120,7 +120,6 @@ function Session:replan(policy)
     core.layer_parallel.init(policies.lowered(before, rank))
   end)
   old:close()
-  self.everyone:barrier() -- the next step waits for ranks that still give groups back, and they for its kernels
   return self
 end
 

@@ -12,7 +12,7 @@ static void destroy(weft_object *object)
 {
     weft_group *group = (weft_group *)object;
     weft__peers_leave(group);
-    weft__nccl_leave(group, 0);
+    weft__nccl_leave(group);
     weft__shared_leave(group);
     for (int m = 0; m < group->size && group->cudas != NULL; m++) weft_cuda_release(group->cudas[m]);
     weft_world_release(group->world);
@@ -201,15 +201,8 @@ weft_status weft_group_close(weft_group *group)
         status = begin(group, &(weft__call){.op = WEFT__OP_CLOSE}, NULL, 0, NULL, 0);
         if (status == WEFT_OK) end(group, 0, 0);
     }
-    int spans_gpus = group->nccl != NULL;
     weft__peers_leave(group);
-    weft__nccl_leave(group, status == WEFT_OK && group->death == NULL);
-    /* Giving a communicator back waits for the kernels of all GPUs (it frees host memory): whoever left sooner
-     * and launched one that waits for this member would never see it. */
-    if (spans_gpus && status == WEFT_OK && group->death == NULL) {
-        status = begin(group, &(weft__call){.op = WEFT__OP_CLOSE}, NULL, 0, NULL, 0);
-        if (status == WEFT_OK) end(group, 0, 0);
-    }
+    weft__nccl_leave(group);
     group->closed = 1;
     weft__shared_leave(group);
     return status;

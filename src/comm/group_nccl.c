@@ -2,13 +2,14 @@
  *
  * A call only puts work on the rank's one stream, so all ranks see one order; what waits for it
  * (weft_cuda_wait) polls the communicators' errors, the world's abort and the clock. Making a
- * communicator waits for the peers inside NCCL: a helper thread does that. Calls that do not come
- * back are the watch's business (nccl_watch.c). */
+ * communicator waits for the peers inside NCCL: a helper thread does that. A rank keeps those it has made, for
+ * later groups of the same members. Calls that do not come back are the watch's business (nccl_watch.c). */
 #include "comm/internal.h"
 
 #ifdef WEFT_HAVE_NCCL
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "comm/nccl.h"
@@ -61,20 +62,44 @@ static weft_status wait_for(const weft_group *group, birth *b)
     return b->result == ncclSuccess ? WEFT_OK : failed(group, "making a communicator", b->result);
 }
 
-weft_status weft__nccl_join(weft_group *group)
+/* The rank's communicator of the group's members, if it has one that lives. */
+static struct weft__nccl *known(const weft_group *group)
 {
-    WEFT_TRY(weft__nccl_load());
-    struct weft__nccl *nccl = calloc(1, sizeof *nccl);
+    for (struct weft__nccl *n = group->owner->nccls; n != NULL; n = n->sibling)
+        if (n->size == group->size && memcmp(n->ranks, group->ranks, (size_t)n->size * sizeof *n->ranks) == 0 &&
+            atomic_load_explicit(&n->state, memory_order_acquire) == WEFT__NCCL_LIVE)
+            return n;
+    return NULL;
+}
+
+/* What member 0 tells the others of a new one. */
+typedef struct {
+    ncclUniqueId id;
+    int32_t number;
+} invitation;
+
+static weft_status invite(weft_group *group, invitation *card)
+{
+    weft_world *world = group->world;
+    if (group->rank == 0) {
+        ncclResult_t result = ncclGetUniqueId(&card->id);
+        if (result != ncclSuccess) return failed(group, "making an id", result);
+        pthread_mutex_lock(&world->lock);
+        card->number = ++world->nccls_made;
+        pthread_mutex_unlock(&world->lock);
+    }
+    return weft_group_broadcast_bytes(group, card, sizeof *card, 0);
+}
+
+static weft_status create(weft_group *group, struct weft__nccl *nccl)
+{
+    invitation card = {0};
     birth *b = calloc(1, sizeof *b);
     pthread_t thread;
-    weft_status status = nccl && b ? WEFT_OK : weft_fail(WEFT_MEMORY, "no memory for a communicator");
-    if (status == WEFT_OK && group->rank == 0) {
-        ncclResult_t result = ncclGetUniqueId(&b->id);
-        if (result != ncclSuccess) status = failed(group, "making an id", result);
-    }
-    if (status == WEFT_OK) status = weft_group_broadcast_bytes(group, &b->id, sizeof b->id, 0);
+    weft_status status = b != NULL ? invite(group, &card) : weft_fail(WEFT_MEMORY, "no memory for a communicator");
     if (status == WEFT_OK) {
         atomic_init(&b->holders, 2);
+        b->id = card.id;
         b->size = group->size;
         b->rank = group->rank;
         b->device = weft_cuda_index(group->owner->cuda);
@@ -82,7 +107,6 @@ weft_status weft__nccl_join(weft_group *group)
     }
     if (status != WEFT_OK) {
         free(b);
-        free(nccl);
         return status;
     }
     pthread_detach(thread);
@@ -91,11 +115,36 @@ weft_status weft__nccl_join(weft_group *group)
     nccl->world = group->world;
     nccl->rank = group->owner->rank;
     nccl->cuda = group->owner->cuda;
+    nccl->ranks = group->ranks;
+    nccl->size = group->size;
+    nccl->number = card.number;
     let_go(b);
-    if (status == WEFT_OK) status = weft__nccl_watch(nccl);
-    if (status == WEFT_OK) group->nccl = nccl;
-    else free(nccl);
-    return status;
+    return status == WEFT_OK ? weft__nccl_watch(nccl) : status;
+}
+
+/* Groups of the same members share one: all work of a rank is on one stream, in an order that all ranks keep. */
+weft_status weft__nccl_join(weft_group *group)
+{
+    weft_rank *rank = group->owner;
+    struct weft__nccl *nccl = known(group);
+    int32_t mine = nccl != NULL ? nccl->number : 0, all[WEFT__MAX_RANKS];
+    WEFT_TRY(weft__nccl_load());
+    WEFT_TRY(weft_group_all_gather(group, &mine, all, 1, WEFT_I32));
+    for (int m = 0; m < group->size; m++)
+        if (all[m] != mine) nccl = NULL; /* one of them has lost it */
+    if (nccl == NULL) {
+        nccl = calloc(1, sizeof *nccl);
+        weft_status status = nccl != NULL ? create(group, nccl) : weft_fail(WEFT_MEMORY, "no memory for a communicator");
+        if (status != WEFT_OK) {
+            free(nccl);
+            return status;
+        }
+        nccl->sibling = rank->nccls;
+        rank->nccls = nccl;
+    }
+    nccl->groups++;
+    group->nccl = nccl;
+    return WEFT_OK;
 }
 
 /* A group that no registry knows is not renewed behind a failure. */
@@ -115,11 +164,31 @@ weft_status weft__nccl_check(const weft_group *group)
     return failed(group, "a collective", asked != ncclSuccess ? asked : state);
 }
 
-void weft__nccl_leave(weft_group *group, int together)
+static void end(weft_rank *rank, struct weft__nccl *nccl, int together)
+{
+    struct weft__nccl **link = &rank->nccls;
+    while (*link != nccl) link = &(*link)->sibling;
+    *link = nccl->sibling;
+    weft__nccl_unwatch(nccl, together);
+}
+
+/* It is kept: the last member to end a communicator frees what all of them have, also page-locked memory, and waits for
+ * the kernels of their GPUs with it. One of these may by then wait for what this rank launches next. */
+void weft__nccl_leave(weft_group *group)
 {
     struct weft__nccl *nccl = group->nccl;
     group->nccl = NULL;
-    if (nccl != NULL) weft__nccl_unwatch(nccl, together);
+    if (nccl == NULL || --nccl->groups > 0) return;
+    int failed = group->death != NULL || atomic_load(&group->world->aborted.word) != 0;
+    if (failed || atomic_load_explicit(&nccl->state, memory_order_acquire) != WEFT__NCCL_LIVE) end(group->owner, nccl, 0);
+}
+
+void weft__nccl_clear(weft_rank *rank, int together)
+{
+    for (struct weft__nccl *n = rank->nccls, *next; n != NULL; n = next) {
+        next = n->sibling;
+        if (n->groups == 0) end(rank, n, together);
+    }
 }
 
 static ncclDataType_t type_of(weft_dtype dtype)
@@ -226,7 +295,8 @@ weft_status weft__nccl_collective(weft_group *group, const weft__call *call, con
 }
 
 weft_status weft__nccl_check(const weft_group *group) { return WEFT_OK; }
-void weft__nccl_leave(weft_group *group, int together) {}
+void weft__nccl_leave(weft_group *group) {}
+void weft__nccl_clear(weft_rank *rank, int together) {}
 weft_status weft__nccl_recover(weft_rank *rank) { return WEFT_OK; }
 
 #endif

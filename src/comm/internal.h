@@ -125,6 +125,7 @@ struct weft_world {
     weft__shared *shared;
     struct weft__nccl *nccls; /* the communicators of all ranks (nccl_watch.c) */
     int nccls_watched;
+    int32_t nccls_made; /* communicators numbered so far */
     unsigned *halt; /* [world_size][WEFT__HALT_WORDS], of kernels that wait for peers (group_peer.c); NULL before the first */
 
     /* the step record (record.c) */
@@ -223,7 +224,9 @@ weft_status weft__nccl_check(const weft_group *group); /* an error that came in 
 /* Collective over all ranks, behind a failure that was taken back: where communicators hold calls that not all
  * ranks have made, which would give the next ones their data, the registered groups get new ones. */
 weft_status weft__nccl_recover(weft_rank *rank);
-void weft__nccl_leave(weft_group *group, int together); /* together: every member does it now, and none failed */
+void weft__nccl_leave(weft_group *group); /* waits for nothing, but behind a failure */
+/* Gives the rank's communicators back that no group uses. together: every rank does it now, and none failed. */
+void weft__nccl_clear(weft_rank *rank, int together);
 
 /* ---- group_peer.c ---- */
 

@@ -13,6 +13,11 @@ struct weft__nccl {
     ncclComm_t comm;
     weft_world *world; /* retained by the watch */
     int rank;          /* the world's */
+    struct weft__nccl *sibling; /* of the rank, the next below are its thread's alone */
+    const int *ranks;           /* the members, in order; a key's */
+    int size;
+    int groups;                 /* that use it; 0: kept for the next one of these members */
+    int32_t number;             /* not 0, and the same on all members */
     weft_cuda *cuda;   /* of its rank, as long as that uses it; else NULL */
     atomic_int state;
     int left;                         /* its rank uses it no more: whoever ends it frees it */

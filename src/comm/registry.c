@@ -142,7 +142,7 @@ weft_status weft__renew_groups(weft_rank *rank)
     for (int i = 0; list != NULL && i < list->count; i++) {
         weft_group *group = list->groups[i];
         if (group->nccl == NULL) continue;
-        weft__nccl_leave(group, 0);
+        weft__nccl_leave(group);
         WEFT_TRY(weft__nccl_join(group));
     }
     return WEFT_OK;
@@ -171,7 +171,9 @@ void weft_rank_put_groups(weft_rank *rank, weft_group_list *groups)
 
 weft_status weft_rank_close_groups(weft_rank *rank)
 {
-    return weft_group_list_close(weft_rank_take_groups(rank));
+    weft_status status = weft_group_list_close(weft_rank_take_groups(rank));
+    weft__nccl_clear(rank, status == WEFT_OK);
+    return status;
 }
 
 void weft__forget_groups(weft_rank *rank)

@@ -139,6 +139,7 @@ static void destroy_rank(weft_object *object)
 {
     weft_rank *rank = (weft_rank *)object;
     weft__forget_groups(rank);
+    weft__nccl_clear(rank, 0);
     if (rank->everyone != NULL) weft_group_release(rank->everyone);
     weft_pool_destroy(rank->pool);
     if (rank->arena != NULL) weft_arena_release(rank->arena);

@@ -79,6 +79,7 @@ struct weft_rank {
     weft_group *everyone; /* all ranks, in order */
     struct weft_group_list *groups; /* found by (type, world_size) */
     uint64_t nccl_calls; /* collectives given to NCCL so far */
+    struct weft__nccl *nccls;       /* this rank's communicators (group_nccl.c) */
     struct weft__peers *peers;      /* of this rank's groups that have peer memory */
     int alone; /* it evaluates something that the others do not: collectives are refused */
     void *record; /* the step record last received */

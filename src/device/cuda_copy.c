@@ -5,8 +5,7 @@
 
 #include "device/cuda_internal.h"
 
-/* What has become too small is kept to the end: freeing page-locked memory waits for the kernels of all GPUs, and
- * those of another rank may wait for what this one launches behind it. */
+/* What has become too small is kept to the end: freeing page-locked memory waits for all that the GPU does. */
 static weft_status reserve_pinned(weft_cuda *cuda, weft__pinned *pinned, size_t bytes)
 {
     if (pinned->bytes >= bytes) return WEFT_OK;
