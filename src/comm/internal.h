@@ -60,7 +60,7 @@ typedef struct weft__call {
 typedef struct weft__presence {
     _Alignas(WEFT__CACHE_LINE) atomic_ullong progress; /* grows with every sign of life */
     atomic_int waiting_on; /* the rank it waits for; -1: it does not wait */
-    atomic_int in_wait;    /* it is in weft__wait_for, which looks at the clock itself */
+    atomic_int in_wait;    /* it is in weft__wait_for and looks at the clock itself */
     atomic_uint received;  /* last step record taken */
     atomic_int created;
     int spins; /* of its own thread only: how long it spins before it sleeps */

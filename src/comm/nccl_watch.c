@@ -9,8 +9,9 @@
  * It also holds the ranks themselves against the world's timeout: calls into NCCL that do not come back, and
  * calls into the driver. Loading a kernel, making a graph or allocating may wait in there for all that
  * the GPU does, and so for a kernel that waits for a peer, which looks at no clock before that of group_peer.c
- * (four times the timeout) or at none at all (NCCL's). A rank is stuck when no rank has shown life for the timeout, it is
- * not in a wait of its own, and its GPU has work that is not done. Whether it has is asked in a thread of its own:
+ * (four times the timeout) or at none at all (NCCL's). So may a rank that waits for rank 0's next record, without a limit, while
+ * its GPU waits for rank 0's part of a step. A rank is stuck when no rank has shown life for the timeout, it is not in a
+ * wait that looks at the clock, and its GPU has work that is not done. Whether it has is asked in a thread of its own:
  * the question may wait in the driver like everything else, which is an answer. */
 #include "comm/internal.h"
 

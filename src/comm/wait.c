@@ -78,7 +78,7 @@ weft__waited weft__wait_for(weft_world *world, int rank, const weft__wait *wait,
     weft__gate *gate = wait->gate;
     if (world->spin && spin(world, rank, wait)) return WEFT__READY;
     patience p = {-2, 0, 0};
-    atomic_store_explicit(&world->presence[rank].in_wait, 1, memory_order_relaxed);
+    atomic_store_explicit(&world->presence[rank].in_wait, !wait->no_timeout, memory_order_relaxed);
     double slice = world->timeout / 4 < SLICE ? world->timeout / 4 : SLICE;
     weft__waited result = WEFT__READY;
     for (;;) {
