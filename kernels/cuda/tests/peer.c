@@ -1,7 +1,7 @@
 /* kernels/cuda/tests/peer.c - collectives over peer memory against sums on the host: random calls back
  * to back with delays on every member, launched one by one and replayed as graphs.
  * usage: weft_gpu_peer check [MEMBERS [BATCHES]] | time      (members share a GPU where there are too few)
- *        weft_gpu_peer step | step-time                      (peer_step.c; on two GPUs) */
+ *        weft_gpu_peer step [SHAPE] | step-time              (peer_step.c; on two GPUs) */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -382,13 +382,13 @@ static int check(int argc, char **argv)
     return failures != 0;
 }
 
-int peer_time(void), peer_step_check(void), peer_step_time(void);
+int peer_time(void), peer_step_check(int only), peer_step_time(void);
 
 int main(int argc, char **argv)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (argc > 1 && strcmp(argv[1], "time") == 0) return peer_time();
-    if (argc > 1 && strcmp(argv[1], "step") == 0) return peer_step_check();
+    if (argc > 1 && strcmp(argv[1], "step") == 0) return peer_step_check(argc > 2 ? atoi(argv[2]) : -1);
     if (argc > 1 && strcmp(argv[1], "step-time") == 0) return peer_step_time();
     return check(argc, argv);
 }

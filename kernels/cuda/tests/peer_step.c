@@ -342,7 +342,8 @@ static int two_gpus(void)
     return 0;
 }
 
-int peer_step_check(void)
+/* only: one of the shapes, or -1 for all of them. */
+int peer_step_check(int only)
 {
     static const shape shapes[] = {
         {1, 4096, 1792, 2048, 4, WEFT_BF16, 0, 0, 0},  {1, 4096, 3584, 0, 3, WEFT_BF16, 1, 1, 0}, {1, 8192, 1024, 512, 3, WEFT_F16, 0, 0, 0},
@@ -351,7 +352,8 @@ int peer_step_check(void)
     };
     if (!two_gpus()) return 0;
     pthread_barrier_init(&meet, NULL, 2);
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+    for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++) {
+        if (only >= 0 && only != i) continue;
         open_shape(&shapes[i]);
         for (alone = -1; alone < 2; alone++) peer_run(members, 2, check);
         close_shape();
