@@ -97,21 +97,20 @@ static const double ANSWER_TAKES = 1;  /* seconds in which the driver says wheth
 
 /* A question to the driver. Whoever lets go last frees it. */
 typedef struct {
-    atomic_int answer; /* 0: none yet */
+    atomic_int answer;
     atomic_int holders;
     weft_cuda *cuda; /* retained */
-    int rank;
-    double asked_at;
 } question;
 
-enum { GPU_RESTS = 1, GPU_IS_BUSY };
+enum { NO_ANSWER, GPU_RESTS, NOT_SURE, GPU_IS_BUSY };
 
 /* What the watch knows of the ranks' lives. */
 typedef struct {
     unsigned long long signs; /* of life, of all ranks together */
     double since;             /* they are as they are */
-    question *open;           /* about one of the ranks, or NULL */
-    char innocent[WEFT__MAX_RANKS]; /* whose GPU was at rest */
+    double asked_at;          /* 0: not yet */
+    int over;                 /* the answers were looked at */
+    question *open[WEFT__MAX_RANKS]; /* about the ranks that may be stuck */
 } silence;
 
 static void let_go(question *q)
@@ -124,20 +123,20 @@ static void let_go(question *q)
 static void *ask(void *context)
 {
     question *q = context;
-    atomic_store(&q->answer, weft_cuda_is_busy(q->cuda) ? GPU_IS_BUSY : GPU_RESTS);
+    int busy = weft_cuda_is_busy(q->cuda);
+    atomic_store(&q->answer, busy > 0 ? GPU_IS_BUSY : busy < 0 ? NOT_SURE : GPU_RESTS);
     let_go(q);
     return NULL;
 }
 
-static question *put(const struct weft__nccl *nccl, double now)
+/* NULL where there is no memory for it. */
+static question *put(const struct weft__nccl *nccl)
 {
     question *q = calloc(1, sizeof *q);
     pthread_t thread;
     if (q == NULL) return NULL;
     atomic_init(&q->holders, 2);
     q->cuda = weft_cuda_retain(nccl->cuda);
-    q->rank = nccl->rank;
-    q->asked_at = now;
     if (pthread_create(&thread, NULL, ask, q) != 0) {
         atomic_store(&q->holders, 1);
         let_go(q);
@@ -145,6 +144,14 @@ static question *put(const struct weft__nccl *nccl, double now)
     }
     pthread_detach(thread);
     return q;
+}
+
+static void forget(const weft_world *world, silence *s)
+{
+    for (int r = 0; r < world->world_size; r++) {
+        if (s->open[r] != NULL) let_go(s->open[r]);
+        s->open[r] = NULL;
+    }
 }
 
 static unsigned long long signs_of_life_locked(const weft_world *world)
@@ -155,20 +162,34 @@ static unsigned long long signs_of_life_locked(const weft_world *world)
     return sum;
 }
 
-/* Of the ranks that may be stuck the one that has come furthest: others wait for less. */
-static const struct weft__nccl *suspect_locked(const weft_world *world, const silence *s)
+/* Asks about every rank with a GPU that is not in a wait which looks at the clock. */
+static void ask_about_locked(const weft_world *world, silence *s, double now)
 {
-    const struct weft__nccl *furthest = NULL;
-    unsigned long long most = 0;
+    s->asked_at = now;
     for (const struct weft__nccl *n = world->nccls; n != NULL; n = n->next) {
-        const weft__presence *p = &world->presence[n->rank];
-        unsigned long long progress = atomic_load_explicit(&p->progress, memory_order_relaxed);
-        if (n->cuda == NULL || s->innocent[n->rank] || atomic_load_explicit(&p->in_wait, memory_order_relaxed)) continue;
-        if (furthest != NULL && progress <= most) continue;
-        furthest = n;
-        most = progress;
+        int waits = atomic_load_explicit(&world->presence[n->rank].in_wait, memory_order_relaxed);
+        if (n->cuda == NULL || s->open[n->rank] != NULL || waits) continue;
+        s->open[n->rank] = put(n);
+        if (s->open[n->rank] == NULL) s->asked_at = 0; /* at the next turn */
     }
-    return furthest;
+}
+
+/* Of the ranks whose GPU is busy the one that has come furthest: others wait for less. Where none is for certain, of
+ * those about whom the driver says nothing; or -1. */
+static int furthest(const weft_world *world, const silence *s)
+{
+    int found = -1, certain = 0;
+    unsigned long long most = 0;
+    for (int r = 0; r < world->world_size; r++) {
+        int answer = s->open[r] != NULL ? atomic_load(&s->open[r]->answer) : GPU_RESTS;
+        unsigned long long progress = atomic_load_explicit(&world->presence[r].progress, memory_order_relaxed);
+        if (answer == GPU_RESTS || (certain && answer != GPU_IS_BUSY)) continue;
+        if (found >= 0 && certain == (answer == GPU_IS_BUSY) && progress <= most) continue;
+        found = r;
+        most = progress;
+        certain = answer == GPU_IS_BUSY;
+    }
+    return found;
 }
 
 /* The world rank that does not come back from the driver; or -1. */
@@ -176,24 +197,23 @@ static int silent_rank_locked(weft_world *world, silence *s, double now)
 {
     unsigned long long signs = signs_of_life_locked(world);
     if (signs != s->signs || s->since == 0) {
-        if (s->open != NULL) let_go(s->open);
-        memset(s, 0, sizeof *s);
+        forget(world, s);
         s->signs = signs;
         s->since = now;
+        s->asked_at = 0;
+        s->over = 0;
     }
-    if (now - s->since < world->timeout + RANKS_TELL) return -1;
-    if (s->open == NULL) {
-        const struct weft__nccl *suspect = suspect_locked(world, s);
-        if (suspect != NULL) s->open = put(suspect, now);
+    if (s->over || now - s->since < world->timeout + RANKS_TELL) return -1;
+    if (s->asked_at == 0) {
+        ask_about_locked(world, s, now);
         return -1;
     }
-    question *q = s->open;
-    int answer = atomic_load(&q->answer), rank = q->rank;
-    if (answer == 0 && now - q->asked_at < ANSWER_TAKES) return -1;
-    s->innocent[rank] = 1; /* or blamed now */
-    s->open = NULL;
-    let_go(q);
-    return answer == GPU_RESTS ? -1 : rank;
+    for (int r = 0; r < world->world_size && now - s->asked_at < ANSWER_TAKES; r++)
+        if (s->open[r] != NULL && atomic_load(&s->open[r]->answer) == NO_ANSWER) return -1;
+    int rank = furthest(world, s);
+    forget(world, s);
+    s->over = 1;
+    return rank;
 }
 
 static void *watch(void *context)
@@ -216,7 +236,7 @@ static void *watch(void *context)
         if (over) break;
         if (stuck >= 0) (void)weft__blame(world, stuck);
     }
-    if (quiet.open != NULL) let_go(quiet.open);
+    forget(world, &quiet);
     weft_world_release(world);
     return NULL;
 }

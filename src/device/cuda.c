@@ -125,9 +125,9 @@ unsigned long long weft_cuda_activity(const weft_cuda *cuda)
 
 int weft_cuda_is_busy(const weft_cuda *cuda)
 {
-    int busy = cudaStreamQuery(cuda->stream) != cudaSuccess; /* also one that is being captured */
+    cudaError_t error = cudaStreamQuery(cuda->stream);
     (void)cudaGetLastError();
-    return busy;
+    return error == cudaSuccess ? 0 : error == cudaErrorNotReady ? 1 : -1;
 }
 
 static void destroy(weft_object *object)

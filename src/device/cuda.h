@@ -58,7 +58,8 @@ int weft_cuda_rests(weft_cuda *cuda, double seconds);
 /* What a replayed step's calls into the driver took so far: graphs, and records that are copied. */
 double weft_cuda_driver_seconds(const weft_cuda *cuda);
 /* For other threads: a number that grows while the rank's thread comes back from calls into the driver; and
- * whether the stream has work that is not done, which may itself wait in the driver. */
+ * whether the stream has work that is not done: 1, 0, or -1 where it is being captured (which ends the capture). The
+ * question may itself wait in the driver. */
 unsigned long long weft_cuda_activity(const weft_cuda *cuda);
 int weft_cuda_is_busy(const weft_cuda *cuda);
 /* `count` words of host memory, 0, that every GPU reads and writes at the same address. */
