@@ -35,6 +35,7 @@ static int64_t down_input(const weft_experts_args *a)
 
 struct UpShared {
     Fp8Barriers barriers;
+    unsigned long long known; /* barrier: which experts they are, where the feeder's warp finds out */
     Chosen chosen;
     Fp8Sums sums[2];
 };
@@ -65,7 +66,11 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
     const int pieces = fp8_pieces(a.hidden), width = (int)a.intermediate, tiles = (width + 7) / 8, tokens = (int)a.tokens;
     const bool feeder = threadIdx.x >= F8_THREADS;
     Fp8Ring ring(data, s.barriers, places, feeder);
-    if (threadIdx.x == 0) ring.init();
+    const uint32_t known = shared_address(&s.known);
+    if (threadIdx.x == 0) {
+        barrier_init(known, 32);
+        ring.init();
+    }
     __syncthreads();
     const bool alone = one_chooses(a); /* then the feeder's warp does it, beside the others */
     char *input = data + places * FP8_PIECE_BYTES;
@@ -78,7 +83,7 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
         if (alone) {
             choose_of_one(a, s.chosen);
             __syncwarp();
-            named_arrive(2, F8_THREADS + 32);
+            barrier_arrive(known);
         }
         if (threadIdx.x != F8_THREADS) return;
         const int items = s.chosen.count * tiles;
@@ -95,8 +100,8 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
         return;
     }
     fp8_split_tokens(input, factors, tokens, TOKENS, (int)a.hidden, a.quantize, [&](int t, int j) { return *(const uint4 *)((const bf16 *)a.x + t * a.x_stride + j); });
-    if (alone) named_sync(2, F8_THREADS + 32);
-    else named_sync(1, F8_THREADS);
+    if (alone) barrier_wait(known, 0);
+    named_sync(1, F8_THREADS);
     const int items = s.chosen.count * tiles;
     const Fp8Scales<UpItems> scales(from, threadIdx.x, blockIdx.x, pieces, items, hint, then);
     Fp8Walk<TOKENS, UpItems> walk(ring, scales, input, factors);
