@@ -1,8 +1,8 @@
 /* kernels/cuda/linear_skinny.cu - products for up to 8 tokens, at the speed of memory.
  *
  * One or two tokens with very many 16-bit weights: as many warps as stay on the machine take turns at
- * the rows of w, 512 bytes at a time, without a break between rows. Others of one or two tokens:
- * linear_stream.cu, where it is faster. The rest: a block owns 16 rows of w (the rows of the tensor
+ * the rows of w, 512 bytes at a time, without a break between rows. fp8 weights with bfloat16 activations on
+ * Hopper: linear_fp8.cu. Others of one or two tokens: linear_stream.cu, where it is faster. The rest: a block owns 16 rows of w (the rows of the tensor
  * cores' tile; tokens are its columns) and its warps take turns along k. Weights go straight to
  * registers, 16 bytes a lane, the next piece on its way while this one is multiplied; the first piece
  * is asked for before the kernel in front has ended. */
