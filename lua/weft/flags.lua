@@ -28,7 +28,8 @@ local model_flags = {
   { "--quantization", key = "quantization", kind = "choice", choices = { "none", "fp8_block" }, help = "none: fp8 weights become floats when loaded; fp8_block: activations are rounded to fp8 too, as GPUs do (default: fp8 weights, plain activations)" },
   { "--block-size", key = "block_size", kind = "int", min = 1, max = 65536, meta = "N", help = "tokens of a cache block on each rank (default 16)" },
   { "--kv-cache-bytes", key = "kv_cache_bytes", kind = "bytes", meta = "BYTES", help = "memory for the cache on each rank (K, M, G suffixes)" },
-  { "--gpu-memory-utilization", key = "gpu_memory_utilization", kind = "number", min = 0.01, max = 1, meta = "F", help = "share of GPU memory that weft may use" },
+  { "--gpu-memory-utilization", key = "gpu_memory_utilization", kind = "number", min = 0.01, max = 1, meta = "F", 
+    help = "share of GPU memory that weft may use, the cache what weights leave of it (default: no limit, and a cache for this run's tokens, or 8192)" },
   { "--max-batch", key = "max_batch", kind = "int", min = 1, max = 4096, meta = "N", help = "requests in a step (default 64)" },
   { "--max-batch-tokens", key = "max_batch_tokens", kind = "int", min = 1, max = 1048576, meta = "N", help = "tokens in a step (default 2048)" },
   { "--prefill-chunk", key = "prefill_chunk", kind = "int", min = 1, max = 1048576, meta = "N", help = "prompt tokens of one request in a step (default 512)" },
@@ -51,6 +52,11 @@ local sampling_flags = {
   { "--logprobs", key = "logprobs", kind = "int", min = 0, max = 100, meta = "N", help = "log-probabilities of the N likeliest tokens" },
 }
 
+local chat_sampling = {}
+for _, def in ipairs(sampling_flags) do
+  if def.key ~= "logprobs" then chat_sampling[#chat_sampling + 1] = def end
+end
+
 local prompt_flags = {
   { "--prompt", key = "prompt", kind = "string", meta = "TEXT", help = "the prompt" },
   { "--prompt-ids", key = "prompt_ids", kind = "ids", meta = "5,6,7", help = "the prompt as token ids" },
@@ -63,7 +69,7 @@ local commands = {
   run = { groups = { prompt_flags, { json_flag }, model_flags, plan_flags, sampling_flags }, script = true,
     usage = "weft run [SCRIPT.lua] --model DIR (--prompt TEXT | --prompt-ids 5,6,7 | -f FILE) [plan] [sampling]",
     about = "Generates text." },
-  chat = { groups = { { { "--system", key = "system", kind = "string", meta = "TEXT", help = "the system message" } }, model_flags, plan_flags, sampling_flags },
+  chat = { groups = { { { "--system", key = "system", kind = "string", meta = "TEXT", help = "the system message" } }, model_flags, plan_flags, chat_sampling },
     script = true, usage = "weft chat [SCRIPT.lua] --model DIR [plan] [sampling]", about = "Talks with a model; Ctrl-C stops an answer, Ctrl-D leaves." },
   logits = { groups = { prompt_flags, { out_flag, json_flag }, model_flags, plan_flags }, script = true,
     usage = "weft logits [SCRIPT.lua] --model DIR --prompt-ids 5,6,7 --out FILE.safetensors [plan]",
@@ -79,7 +85,7 @@ local commands = {
     about = "Times prefill and decode." },
   verify = { groups = { prompt_flags, {
       { "--plans", key = "plans", kind = "string", meta = "all|FILE.lua", help = "which plans (default all)" },
-      { "--max-ranks", key = "max_ranks", kind = "int", min = 1, max = 1024, meta = "N", help = "largest number of ranks (default 8)" },
+      { "--max-ranks", key = "max_ranks", kind = "int", min = 1, max = 1024, meta = "N", help = "largest number of ranks (default 8, and at most the GPUs there are)" },
       { "--max-tokens", key = "max_tokens", kind = "int", min = 1, max = 1e6, meta = "N", help = "decode steps after each prompt" }, json_flag,
     }, model_flags, { sampling_flags[7] } }, script = true,
     usage = "weft verify [SCRIPT.lua] --model DIR [--plans all] [--max-ranks N]",
@@ -181,7 +187,9 @@ local parsers = {
     local digits, unit = text:match "^(%d+%.?%d*)%s*([KMGT]?)i?[Bb]?$"
     if not digits then fail(("%s wants a number of bytes such as 512M, got '%s'"):format(flag, text)) end
     local shift = { [""] = 0, K = 10, M = 20, G = 30, T = 40 }
-    return math.floor(tonumber(digits) * 2 ^ shift[unit])
+    local bytes = tonumber(digits) * 2 ^ shift[unit]
+    if bytes > 2 ^ 53 then fail(("%s must be at most 8192T, got '%s'"):format(flag, text)) end
+    return math.floor(bytes)
   end,
 }
 

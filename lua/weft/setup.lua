@@ -3,6 +3,7 @@
 local core = require "weft.core"
 local errors = require "weft.errors"
 local config = require "weft.config"
+local environment = require "weft.environment"
 local models = require "weft.models"
 local policies = require "weft.policy"
 
@@ -45,19 +46,34 @@ function setup.device(options)
   local gpus = core.gpu.count()
   if gpus > 0 then return "cuda" end
   if options.device == "cuda" then
-    usage(core.gpu.built and ("--device cuda: this process sees no GPU (%s); use --device cpu"):format(core.gpu.why_none())
+    local visible = environment.visible()
+    usage(core.gpu.built and ("--device cuda: this process sees no GPU (%s%s); use --device cpu")
+        :format(visible and visible .. ": " or "", core.gpu.why_none())
       or "--device cuda: this build of weft has no CUDA kernels; use --device cpu")
   end
   return "cpu"
 end
 
-local function check_gpus(options, num_ranks)
-  if setup.device(options) ~= "cuda" or options.oversubscribe then return end
-  local gpus = core.gpu.count()
-  if num_ranks > gpus then
-    usage(("the plan needs %d ranks, and this machine has %d GPU%s; --oversubscribe lets ranks share one, --device cpu uses threads")
-      :format(num_ranks, gpus, gpus == 1 and "" or "s"))
+--- The most ranks that may run: as many as there are GPUs, or nil where there is no such bound.
+function setup.most_ranks(options)
+  if setup.device(options) == "cuda" and not options.oversubscribe then return core.gpu.count() end
+end
+
+--- Raises where `what`, "the plan" say, needs more ranks than may run.
+function setup.check_gpus(options, num_ranks, what)
+  local most = setup.most_ranks(options)
+  if most and num_ranks > most then
+    usage(("%s needs %d ranks, and %s; --oversubscribe lets ranks share one, --device cpu uses threads"):format(what, num_ranks, environment.gpus()))
   end
+end
+
+-- A CPU in place of the GPUs that were named is no surprise to be left in silence; "" is how one asks for it.
+local function tell_device(options)
+  local visible = environment.visible()
+  if options.device or options.told or not core.gpu.built or core.gpu.count() > 0 then return end
+  if not visible or visible == "CUDA_VISIBLE_DEVICES=" then return end
+  options.told = true
+  io.stderr:write(("weft: no GPU is seen with %s: running on the CPU; --device cpu says so in silence\n"):format(visible))
 end
 
 local function check_flags(options)
@@ -68,7 +84,9 @@ local function check_flags(options)
     usage(("--load-format is one of auto, safetensors, dummy, got '%s'"):format(load_format))
   end
   if options.plan_only then return end
-  setup.device(options)
+  if setup.device(options) == "cpu" and options.gpu_memory_utilization then
+    usage "--gpu-memory-utilization is a share of a GPU's memory, and this run is on the CPU; --kv-cache-bytes sizes its cache"
+  end
   if options.model:match "%.json$" and load_format ~= "dummy" then
     usage(("--model %s: a config.json alone is for weft plan and --load-format dummy; give the folder"):format(options.model))
   end
@@ -118,7 +136,9 @@ function setup.check(options)
   local cfg = load_config(options)
   local name = name_of_model(options, cfg)
   local policy = setup.policy(options, cfg, name)
-  if not options.plan_only then check_gpus(options, policy.num_ranks)
+  if not options.plan_only then
+    setup.check_gpus(options, policy.num_ranks, "the plan")
+    tell_device(options)
   elseif options.quantization == "none" then cfg.quantization = nil end -- counted as the run will hold them
   return { cfg = cfg, policy = policy, num_ranks = policy.num_ranks, name = name }
 end

@@ -131,6 +131,16 @@ describe("weft chat", function()
     assert.equal(2, answers)
   end)
 
+  it("goes on behind the end of an answer under --ignore-eos", function()
+    local lengths = {}
+    for i, flag in ipairs { "--timeout=60", "--ignore-eos" } do
+      local code, out, err = program.run { "chat", "--model", demo, "--max-tokens", "200", flag, input = "hi\n" }
+      assert.equal(0, code, err)
+      lengths[i] = #out
+    end
+    assert.is_true(lengths[2] > 2 * lengths[1])
+  end)
+
   it("edits lines at a terminal: Ctrl-C drops one, and stops an answer; Ctrl-D leaves", function()
     local t = Terminal.open({ program.path, "chat", "--model", demo, "--max-tokens", "100000", "--ignore-eos", "--timeout", "60" }, {})
     t:expect "leaves%.\n> "

@@ -70,6 +70,15 @@ static int spawn_gc(lua_State *L)
     return 0;
 }
 
+/* What a world refuses is what the command line and the environment asked for. */
+static void raise_refused(lua_State *L, weft_status status)
+{
+    weft_push_error(L, weft_status_name(status), weft_error_message());
+    lua_pushboolean(L, status == WEFT_INVALID);
+    lua_setfield(L, -2, "usage");
+    lua_error(L);
+}
+
 /* Pushes a box that frees the spawn, whatever raises. */
 static weft_spawn **push_spawn(lua_State *L, weft_packed *job, const options *options, int num_args, int by_name)
 {
@@ -82,7 +91,8 @@ static weft_spawn **push_spawn(lua_State *L, weft_packed *job, const options *op
     }
     lua_setmetatable(L, -2);
     weft_world *world = NULL;
-    weft_raise_if(L, weft_world_create(&world, &options->world));
+    weft_status status = weft_world_create(&world, &options->world);
+    if (status != WEFT_OK) raise_refused(L, status);
     weft_spawn *spawn = calloc(1, sizeof *spawn + (size_t)count * sizeof *spawn->threads);
     if (spawn == NULL) {
         weft_world_release(world);

@@ -50,15 +50,23 @@ static void *make(void *context)
     return NULL;
 }
 
+/* NCCL takes a second or two to open, however short the timeout is: making a communicator has patience of its own. The
+ * rank shows life meanwhile, or ranks of other groups would lose theirs; but it comes no further than the others by that. */
 static weft_status wait_for(const weft_group *group, birth *b)
 {
-    double began = weft__now();
+    static const double LEAST = 30; /* seconds */
+    const double timeout = group->world->timeout, patience = timeout > LEAST ? timeout : LEAST, began = weft__now();
+    unsigned long long shown = 0;
     while (!atomic_load(&b->done)) {
         WEFT_TRY(weft_world_check(group->world));
-        if (weft__now() - began > group->world->timeout)
-            return weft_fail(WEFT_TIMEOUT, "group %s: making a communicator did not finish within %.3g s", group->name, group->world->timeout);
+        if (weft__now() - began > patience)
+            return weft_fail(WEFT_TIMEOUT, "group %s: making a communicator did not finish within %.3g s; raise --timeout above that",
+                             group->name, patience);
+        weft__note_progress(group->world, group->owner->rank);
+        shown++;
         usleep(200);
     }
+    atomic_fetch_sub_explicit(&group->world->presence[group->owner->rank].progress, shown, memory_order_relaxed);
     return b->result == ncclSuccess ? WEFT_OK : failed(group, "making a communicator", b->result);
 }
 

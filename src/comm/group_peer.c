@@ -54,7 +54,7 @@ weft_status weft__peers_check(const weft_rank *rank)
     if (rank->peers == NULL) return WEFT_OK;
     unsigned *gave_up = &rank->world->halt[rank->rank * WEFT__HALT_WORDS + 1];
     if (__atomic_load_n(gave_up, __ATOMIC_ACQUIRE) == 0) return WEFT_OK;
-    return weft_fail(WEFT_TIMEOUT, "a kernel on GPU %d waited %.3g s in vain for another rank's", weft_cuda_index(rank->cuda),
+    return weft_fail(WEFT_TIMEOUT, "a kernel on GPU %d waited %.3g s in vain for another rank's; if that is only slow, raise --timeout", weft_cuda_index(rank->cuda),
                      (double)rank->peers->peer.patience * 1e-9);
 }
 

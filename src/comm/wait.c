@@ -182,7 +182,7 @@ weft_status weft__wait_failed(weft_world *world, int rank, weft__waited how, int
     }
     char mine[400], its[400];
     char text[WEFT__MESSAGE_BYTES];
-    snprintf(text, sizeof text, "no sign of life for %.3g s: rank %d waits in %s, and the last collective of rank %d was %s",
+    snprintf(text, sizeof text, "no sign of life for %.3g s: rank %d waits in %s, and the last collective of rank %d was %s; if it is only slow, raise --timeout",
              world->timeout, rank, describe_last(world, rank, mine, sizeof mine), culprit,
              describe_last(world, culprit, its, sizeof its));
     weft_world_abort(world, culprit, WEFT_TIMEOUT, text);

@@ -178,7 +178,7 @@ static weft_status build(weft_cuda *cuda)
 weft_status weft_cuda_open(weft_cuda **out, int index)
 {
     int count = weft_cuda_device_count();
-    if (index < 0 || index >= count) return weft_fail(WEFT_INVALID, "GPU %d was asked for, and this machine has %d", index, count);
+    if (index < 0 || index >= count) return weft_fail(WEFT_INVALID, "GPU %d was asked for, and this process sees %d", index, count);
     weft_cuda *cuda = calloc(1, sizeof *cuda);
     if (cuda == NULL) return weft_fail(WEFT_MEMORY, "no memory for a GPU");
     weft_object_init(&cuda->object, destroy);

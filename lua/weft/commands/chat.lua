@@ -21,7 +21,7 @@ local function answer(engine, template, messages, params)
   local request_params = {}
   for key, value in pairs(params) do request_params[key] = value end
   request_params.prompt_ids = template:encode(engine.tokenizer, messages)
-  request_params.stop_ids = template:stop_ids(engine.tokenizer)
+  request_params.stop_ids = not params.ignore_eos and template:stop_ids(engine.tokenizer) or nil
   request_params.on_token = function(_, _, text)
     io.stdout:write(text)
     io.stdout:flush()

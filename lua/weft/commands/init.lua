@@ -58,6 +58,7 @@ function commands.main(args)
       io.write(flags.help(name))
       return 0
     end
+    require("weft.environment").check()
     return require("weft.commands." .. name).run(options)
   end)
 end

@@ -45,7 +45,7 @@ local function prompts_of(options, setup)
     return prompts
   end
   local block = options.block_size or 16
-  local widest = block * (options.max_ranks or 8)
+  local widest = block * options.max_ranks
   local prompts, seen = {}, {}
   for _, length in ipairs { 1, 3, 4, block - 1, block, 4 * 8 + 1, widest - 1, widest, widest + 1 } do
     if length >= 1 and not seen[length] and length + options.steps < setup.cfg.max_position_embeddings then
@@ -87,13 +87,27 @@ local function plans_of(options, setup)
   if options.plans and options.plans ~= "all" then
     local plans = {}
     for i, policy in ipairs(require("weft.policy").load_list(options.plans)) do
+      require("weft.setup").check_gpus(options, policy.num_ranks, ("plan %d of %s"):format(i, options.plans))
       plans[i] = { label = tostring(policy), number = i }
     end
     return plans
   end
   local models = require "weft.models"
-  return require("weft.plan_search").legal(setup.cfg, options.max_ranks or 8,
+  return require("weft.plan_search").legal(setup.cfg, options.max_ranks,
     function(layer_type) return models.supports(setup.name, layer_type) end, { block_size = options.block_size })
+end
+
+--- The largest number of ranks of a plan: 8 if nobody says, and no more than there are GPUs.
+function verify.max_ranks(options)
+  local setup = require "weft.setup"
+  if options.max_ranks then setup.check_gpus(options, options.max_ranks, "--max-ranks " .. options.max_ranks) end
+  local most = setup.most_ranks(options)
+  if options.max_ranks or not most or most >= 8 then return options.max_ranks or 8 end
+  if not options.plans or options.plans == "all" then
+    io.stderr:write(("weft: plans of up to %d rank%s: %s; --oversubscribe --max-ranks 8 lets ranks share\n"):format(most, most == 1 and "" or "s",
+      require("weft.environment").gpus()))
+  end
+  return most
 end
 
 local function row_text(row)
@@ -106,6 +120,7 @@ function verify.run(options)
   options.dtype = options.dtype or "float32" -- the exact mode: rounding hides nothing
   options.steps = options.max_tokens or 12
   local setup = require("weft.setup").check(options)
+  options.max_ranks = verify.max_ranks(options)
   local bound = bounds[setup.cfg.compute_dtype]
   local prompts = prompts_of(options, setup)
   if options.plans == "" then errors.usage "--plans is all, or a Lua file that returns a list of plans" end
