@@ -15,7 +15,7 @@ end
 local gpus = core.gpu.count()
 if gpus == 0 then
   io.stderr:write "gpu-bench: this process sees no GPU\n"
-  return 1
+  return 2
 end
 local configs = "spec/fixtures/configs/"
 local llama, minimax = configs .. "meta-llama--Meta-Llama-3.1-8B_config.json", configs .. "MiniMaxAI--MiniMax-M2.5_config.json"
@@ -250,6 +250,10 @@ table.sort(rows, function(a, b)
   if x ~= y then return x < y end
   return a.place < b.place
 end)
+if #rows == 0 then
+  io.stderr:write(("gpu-bench: no figure was measured: those of two GPUs (T3, T8, T9, T11, T12) need two, this process sees %d\n"):format(gpus))
+  return 2
+end
 local name = core.gpu.describe(0)
 print(("%-4s %-58s %-20s %-40s %s"):format("", name .. (gpus > 1 and (" x %d"):format(gpus) or ""), "target (H200)", "measured", "PyTorch, same run"))
 for _, r in ipairs(rows) do

@@ -1,6 +1,7 @@
 /* kernels/cuda/tests/bench.c - how fast the CUDA operations are, beside a copy and a large product
  * of the same run. Arguments name sections: linear attention small experts step fused (all when there are none). */
 #include "kernels/cuda/tests/bench.h"
+#include "kernels/cuda/tests/sections.h"
 
 #include <cuda_runtime_api.h>
 #include <math.h>
@@ -179,17 +180,17 @@ static void ceilings(void)
 
 int main(int argc, char **argv)
 {
-    static const struct { const char *name; void (*run)(void); } sections[] = {
-        {"linear", bench_linear}, {"attention", bench_attention}, {"small", bench_small}, {"experts", bench_experts},
-        {"step", bench_step}, {"fused", bench_fused}};
+    static const section sections[] = {{"linear", bench_linear},   {"attention", bench_attention}, {"small", bench_small},
+                                       {"experts", bench_experts}, {"step", bench_step},           {"fused", bench_fused}};
+    const int count = (int)(sizeof sections / sizeof sections[0]);
+    int refused = sections_refuse(sections, count, argv + 1, argc - 1, "usage: weft_gpu_bench [SECTION...]");
+    if (refused >= 0) return refused;
     struct cudaDeviceProp device;
     must(cudaGetDeviceProperties(&device, 0), "device");
     printf("%s, %d multiprocessors\n", device.name, device.multiProcessorCount);
     ceilings();
-    for (int s = 0; s < (int)(sizeof sections / sizeof sections[0]); s++) {
-        int wanted = argc < 2;
-        for (int i = 1; i < argc; i++) wanted |= strcmp(argv[i], sections[s].name) == 0;
-        if (wanted) sections[s].run();
+    for (int s = 0; s < count; s++) {
+        if (sections_want(&sections[s], argv + 1, argc - 1)) sections[s].run();
         bench_free_all();
     }
     return 0;

@@ -1,7 +1,8 @@
 /* kernels/cuda/tests/check.c - every CUDA operation against the CPU's, on random inputs at odd sizes.
- * Prints a table; exit 1 on a difference. Arguments name sections: rows dcp experts linear attention fused;
- * --every N runs one case of N (tools that watch each access take their time). */
+ * Prints a table; exit 1 on a difference, 2 where no case is run. Arguments name sections: rows dcp experts linear
+ * attention fused; --every N runs one case of N (tools that watch each access take their time). */
 #include "kernels/cuda/tests/check.h"
+#include "kernels/cuda/tests/sections.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -100,21 +101,24 @@ int check_report(void)
 
 int main(int argc, char **argv)
 {
-    static const struct { const char *name; void (*run)(void); } sections[] = {
-        {"rows", check_rows}, {"dcp", check_dcp}, {"experts", check_experts}, {"linear", check_linear}, {"attention", check_attention},
-        {"fused", check_fused}};
-    if (argc > 2 && strcmp(argv[1], "--every") == 0) {
-        every = strtol(argv[2], NULL, 10);
-        if (every < 1) {
-            fprintf(stderr, "--every takes a number from 1, got '%s'\n", argv[2]);
+    static const section sections[] = {{"rows", check_rows},     {"dcp", check_dcp},             {"experts", check_experts},
+                                       {"linear", check_linear}, {"attention", check_attention}, {"fused", check_fused}};
+    const int count = (int)(sizeof sections / sizeof sections[0]);
+    argc--, argv++;
+    if (argc > 0 && strcmp(argv[0], "--every") == 0) {
+        char *end = NULL;
+        if (argc > 1) every = strtol(argv[1], &end, 10);
+        if (end == NULL || end == argv[1] || *end != '\0' || every < 1) {
+            fprintf(stderr, "--every takes a number from 1, got '%s'\n", argc > 1 ? argv[1] : "");
             return 2;
         }
         argc -= 2, argv += 2;
     }
-    for (int s = 0; s < (int)(sizeof sections / sizeof sections[0]); s++) {
-        int wanted = argc < 2;
-        for (int i = 1; i < argc; i++) wanted |= strcmp(argv[i], sections[s].name) == 0;
-        if (wanted) sections[s].run();
-    }
-    return check_report();
+    int refused = sections_refuse(sections, count, argv, argc, "usage: weft_gpu_check [--every N] [SECTION...]    one case of every N");
+    if (refused >= 0) return refused;
+    for (int s = 0; s < count; s++)
+        if (sections_want(&sections[s], argv, argc)) sections[s].run();
+    if (entries > 0) return check_report();
+    fprintf(stderr, "no case was run\n");
+    return 2;
 }

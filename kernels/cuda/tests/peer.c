@@ -364,13 +364,19 @@ static void *batch(void *context)
     return NULL;
 }
 
-static int check(int argc, char **argv)
+/* A number from `least` to `most`; -1: the text is none. */
+static int number(const char *text, int least, int most)
+{
+    char *end;
+    long n = strtol(text, &end, 10);
+    return end != text && *end == '\0' && n >= least && n <= most ? (int)n : -1;
+}
+
+static int check(int members_asked, int batches)
 {
     uint64_t state = 5;
-    size = argc > 2 ? atoi(argv[2]) : 2;
-    int batches = argc > 3 ? atoi(argv[3]) : 6;
+    size = members_asked;
     replays = 25;
-    if (size < 2 || size > WEFT_PEER_MAX) return 2;
     peer_open(members, size, CAPACITY, fill);
     for (int b = 0; b < batches; b++) {
         draw_calls(&state);
@@ -386,9 +392,17 @@ int peer_time(void), peer_step_check(int only), peer_step_time(void);
 
 int main(int argc, char **argv)
 {
+    const char *what = argc > 1 ? argv[1] : "";
+    int help = strcmp(what, "-h") == 0 || strcmp(what, "--help") == 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (argc > 1 && strcmp(argv[1], "time") == 0) return peer_time();
-    if (argc > 1 && strcmp(argv[1], "step") == 0) return peer_step_check(argc > 2 ? atoi(argv[2]) : -1);
-    if (argc > 1 && strcmp(argv[1], "step-time") == 0) return peer_step_time();
-    return check(argc, argv);
+    if (argc == 2 && strcmp(what, "time") == 0) return peer_time();
+    if (argc == 2 && strcmp(what, "step-time") == 0) return peer_step_time();
+    if (argc == 2 && strcmp(what, "step") == 0) return peer_step_check(-1);
+    if (argc == 3 && strcmp(what, "step") == 0 && number(argv[2], 0, 1000) >= 0) return peer_step_check(number(argv[2], 0, 1000));
+    if (argc <= 4 && strcmp(what, "check") == 0) {
+        int asked = argc > 2 ? number(argv[2], 2, WEFT_PEER_MAX) : 2, batches = argc > 3 ? number(argv[3], 1, 1000000) : 6;
+        if (asked > 0 && batches > 0) return check(asked, batches);
+    }
+    fprintf(help ? stdout : stderr, "usage: weft_gpu_peer check [MEMBERS (2 to %d) [BATCHES]] | time | step [SHAPE] | step-time\n", WEFT_PEER_MAX);
+    return help ? 0 : 2;
 }

@@ -338,7 +338,7 @@ static int two_gpus(void)
     int gpus = 0;
     peer_must(cudaGetDeviceCount(&gpus), "GPUs");
     if (gpus >= 2) return 1;
-    printf("sums inside a step need two GPUs, here is %d\n", gpus);
+    fprintf(stderr, "sums inside a step need two GPUs, here is %d\n", gpus);
     return 0;
 }
 
@@ -350,9 +350,14 @@ int peer_step_check(int only)
         {1, 64, 64, 0, 5, WEFT_BF16, 1, 0, 1},         {3, 1024, 704, 0, 4, WEFT_BF16, 1, 1, 0},  {8, 512, 192, 0, 6, WEFT_F16, 0, 0, 1},
         {2, 2048, 5504, 1024, 3, WEFT_BF16, 0, 0, 0},     {5, 704, 64, 0, 4, WEFT_BF16, 0, 1, 1},    {1, 5120, 64, 512, 6, WEFT_BF16, 0, 0, 0},
     };
-    if (!two_gpus()) return 0;
+    const int count = (int)(sizeof shapes / sizeof shapes[0]);
+    if (only >= count) {
+        fprintf(stderr, "no shape %d; shapes: 0 to %d\n", only, count - 1);
+        return 2;
+    }
+    if (!two_gpus()) return 2;
     pthread_barrier_init(&meet, NULL, 2);
-    for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++) {
+    for (int i = 0; i < count; i++) {
         if (only >= 0 && only != i) continue;
         open_shape(&shapes[i]);
         for (alone = -1; alone < 2; alone++) peer_run(members, 2, check);
@@ -398,7 +403,7 @@ static void *measure(void *context)
 int peer_step_time(void)
 {
     static const shape layers = {1, 4096, 7168, 2048, 32, WEFT_BF16, 0, 0, 0};
-    if (!two_gpus()) return 0;
+    if (!two_gpus()) return 2;
     open_shape(&layers);
     peer_run(members, 2, measure);
     const double bytes = 2.0 * layers.layers * (double)layers.hidden * (double)(3 * layers.inner + 5 * layers.attention / 2);
