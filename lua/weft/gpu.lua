@@ -40,6 +40,22 @@ function gpu.cache_bytes(session, options)
   return math.max(0, left - step_bytes(session, options))
 end
 
+--- Blocks of a cache that fit into `room` bytes of a GPU: keys and values of each attention are two blocks of its memory.
+function gpu.blocks_in(room, attentions, block_tokens)
+  local function taken(blocks)
+    local bytes = 0
+    for _, attention in ipairs(attentions) do bytes = bytes + 2 * core.gpu.block_bytes(attention:bytes_per_block(block_tokens) * blocks / 2) end
+    return bytes
+  end
+  local low, high = 0, 1 -- fits, does not
+  while taken(high) <= room do low, high = high, 2 * high end
+  while high - low > 1 do
+    local middle = math.floor((low + high) / 2)
+    if taken(middle) <= room then low = middle else high = middle end
+  end
+  return low
+end
+
 --- The rows of the graph that runs `count` requests.
 function gpu.bucket(count)
   local rows = 1

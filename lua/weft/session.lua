@@ -129,7 +129,7 @@ local function cache_blocks(session, options, attentions)
   local blocks
   local room = session.device == "cuda" and gpu.cache_bytes(session, options)
   if room and not options.kv_cache_bytes and per_block > 0 then
-    blocks = math.floor(room / per_block)
+    blocks = gpu.blocks_in(room, attentions, session.block_tokens)
     if blocks < 1 then
       error({ message = ("no room for a cache: %.1f MB are left on the GPU, one block of %d tokens takes %d bytes; raise --gpu-memory-utilization")
         :format(room / 1e6, session.block_tokens, per_block), code = "device_memory" }, 0)

@@ -3,6 +3,7 @@
  *   core.gpu.count() -> GPUs that this process may use (0 in a build without CUDA)
  *   core.gpu.why_none() -> why there is none, in CUDA's words
  *   core.gpu.describe(i) -> name, free bytes, total bytes
+ *   core.gpu.block_bytes(bytes) -> what a block of so many bytes takes of a GPU: up to an eighth more, from 64 MB on a 64th
  *   core.gpu.use(i [, limit])     this rank computes on GPU i from here; limit in bytes
  *   core.gpu.index() -> the GPU of this rank, or nil
  *   core.gpu.synchronize()        waits for the rank's stream
@@ -45,6 +46,14 @@ static int l_describe(lua_State *L)
     lua_pushnumber(L, (lua_Number)available);
     lua_pushnumber(L, (lua_Number)total);
     return 3;
+}
+
+static int l_block_bytes(lua_State *L)
+{
+    lua_Number bytes = luaL_checknumber(L, 1);
+    luaL_argcheck(L, bytes >= 0 && bytes < 9e15, 1, "expected a number of bytes");
+    lua_pushnumber(L, (lua_Number)weft_cuda_block_bytes((size_t)bytes));
+    return 1;
 }
 
 static int l_use(lua_State *L)
@@ -164,7 +173,7 @@ static int fields(lua_State *L)
 
 void weft_open_device(lua_State *L)
 {
-    static const luaL_Reg gpu[] = {{"count", l_count}, {"why_none", l_why_none},       {"describe", l_describe},     {"use", l_use},
+    static const luaL_Reg gpu[] = {{"count", l_count}, {"why_none", l_why_none},       {"describe", l_describe}, {"block_bytes", l_block_bytes}, {"use", l_use},
                                    {"index", l_index}, {"pace", l_pace}, {"driver_seconds", l_driver_seconds}, {"forget_tokens", l_forget_tokens}, {"synchronize", l_synchronize}, {"copy_speed", l_copy_speed}, {NULL, NULL}};
     static const luaL_Reg graph[] = {{"capture", l_capture}, {NULL, NULL}};
     static const luaL_Reg methods[] = {{"launch", l_launch}, {NULL, NULL}};

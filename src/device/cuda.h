@@ -37,6 +37,8 @@ void weft_cuda_watch(weft_cuda *cuda, weft_status (*check)(void *context), weft_
 
 /* ---- memory: blocks of 256-byte alignment, kept for the next request of their size ---- */
 
+/* What a block of so many bytes takes. */
+size_t weft_cuda_block_bytes(size_t bytes);
 /* DEVICE_MEMORY with the numbers, when even giving all unused blocks back is not enough. */
 weft_status weft_cuda_alloc(weft_cuda *cuda, size_t bytes, void **out);
 /* Only notes that the block is free. */

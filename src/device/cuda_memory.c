@@ -5,12 +5,14 @@
 
 #include "device/cuda_internal.h"
 
+enum { LARGE = 64 << 20 };
+
 /* Steps of an eighth of the size, at least 512 bytes: a request of nearly the same size finds the
- * block again and at most an eighth is wasted. */
-static size_t size_class(size_t bytes)
+ * block again and at most an eighth is wasted. Weights and caches, which are large and stay, a 64th. */
+size_t weft_cuda_block_bytes(size_t bytes)
 {
     size_t step = 512;
-    while (step < bytes / 16) step *= 2;
+    while (step < bytes / (bytes < LARGE ? 16 : 128)) step *= 2;
     size_t rounded = (bytes + step - 1) / step * step;
     return rounded < 512 ? 512 : rounded;
 }
@@ -75,7 +77,7 @@ static weft_status from_driver(weft_cuda *cuda, size_t bytes, void **out)
 weft_status weft_cuda_alloc(weft_cuda *cuda, size_t bytes, void **out)
 {
     WEFT_TRY(weft__cuda_usable(cuda));
-    size_t rounded = size_class(bytes);
+    size_t rounded = weft_cuda_block_bytes(bytes);
     if (rounded < bytes) return weft_fail(WEFT_DEVICE_MEMORY, "%zu bytes is more than a GPU can address", bytes);
     pthread_mutex_lock(&cuda->lock);
     void *block = take_free(cuda, rounded);
@@ -89,8 +91,8 @@ weft_status weft_cuda_alloc(weft_cuda *cuda, size_t bytes, void **out)
 void weft_cuda_retire(weft_cuda *cuda, void *block, size_t bytes)
 {
     pthread_mutex_lock(&cuda->lock);
-    cuda->blocks[cuda->num_blocks++] = (weft__block){block, size_class(bytes)};
-    cuda->used_bytes -= size_class(bytes);
+    cuda->blocks[cuda->num_blocks++] = (weft__block){block, weft_cuda_block_bytes(bytes)};
+    cuda->used_bytes -= weft_cuda_block_bytes(bytes);
     pthread_mutex_unlock(&cuda->lock);
 }
 

@@ -21,6 +21,7 @@ void weft_cuda_watch(weft_cuda *cuda, weft_status (*check)(void *context), weft_
                      double seconds)
 {
 }
+size_t weft_cuda_block_bytes(size_t bytes) { return bytes; }
 weft_status weft_cuda_alloc(weft_cuda *cuda, size_t bytes, void **out) { return none(); }
 void weft_cuda_retire(weft_cuda *cuda, void *block, size_t bytes) {}
 int weft_cuda_is_device(const void *address) { return 0; }

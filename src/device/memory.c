@@ -55,19 +55,22 @@ static weft_status refuse(const weft_memory *memory, size_t bytes, long long use
     return weft_fail(code, "%zu bytes wanted%s, %lld in use, and the system has no more", bytes, memory->cuda != NULL ? " on the GPU" : "", used);
 }
 
+/* What a block of so many bytes counts for: on a GPU, what it takes there. */
+static long long counted(const weft_memory *memory, size_t bytes) { return (long long)(memory->cuda != NULL ? weft_cuda_block_bytes(bytes) : bytes); }
+
 weft_status weft_memory_alloc(weft_memory *memory, size_t bytes, void **out)
 {
     size_t rounded = bytes == 0 ? 64 : (bytes + 63) / 64 * 64;
     if (rounded < bytes) return weft_fail(WEFT_MEMORY, "%zu bytes is more than this machine can address", bytes);
-    long long live = atomic_fetch_add(&memory->live_bytes, (long long)bytes) + (long long)bytes;
+    const long long taken = counted(memory, bytes), live = atomic_fetch_add(&memory->live_bytes, taken) + taken;
     void *block = NULL;
     int within = memory->limit_bytes == 0 || live <= memory->limit_bytes;
     weft_status status = WEFT_OK;
     if (within && memory->cuda != NULL) status = weft_cuda_alloc(memory->cuda, rounded, &block);
     else if (within) block = aligned_block(rounded);
     if (block == NULL) {
-        atomic_fetch_sub(&memory->live_bytes, (long long)bytes);
-        return status != WEFT_OK ? status : refuse(memory, bytes, live - (long long)bytes);
+        atomic_fetch_sub(&memory->live_bytes, taken);
+        return status != WEFT_OK ? status : refuse(memory, bytes, live - taken);
     }
     long long peak = atomic_load(&memory->peak_bytes);
     while (live > peak && !atomic_compare_exchange_weak(&memory->peak_bytes, &peak, live)) {}
@@ -82,6 +85,6 @@ void weft_memory_free(weft_memory *memory, void *block, size_t bytes)
     if (block == NULL) return;
     if (memory->cuda != NULL) weft_cuda_retire(memory->cuda, block, bytes == 0 ? 64 : (bytes + 63) / 64 * 64);
     else free(block);
-    atomic_fetch_sub(&memory->live_bytes, (long long)bytes);
+    atomic_fetch_sub(&memory->live_bytes, counted(memory, bytes));
     atomic_fetch_sub(&memory->live_blocks, 1);
 }

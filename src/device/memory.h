@@ -13,7 +13,7 @@
 
 typedef struct weft_memory {
     weft_object object;
-    atomic_llong live_bytes, peak_bytes;
+    atomic_llong live_bytes, peak_bytes;   /* on a GPU: with what blocks are rounded up by */
     atomic_llong live_blocks, allocations; /* allocations: how many were ever made */
     long long limit_bytes;                 /* 0: none */
     weft_cuda *cuda;                       /* whose memory it is; NULL: the host's */
