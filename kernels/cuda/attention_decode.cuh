@@ -28,12 +28,6 @@ __device__ __forceinline__ uint4 read16(const void *p, bool in)
                  : "l"(p), "r"((int)in));
     return v;
 }
-/* The 8 x 8 matrix of 16-bit elements that a warp holds, transposed. */
-__device__ __forceinline__ uint32_t turned(uint32_t x)
-{
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(x) : "r"(x));
-    return x;
-}
 
 /* What a lane carries along the keys. NT: groups of 8 rows; lanes hold rows 2q, 2q + 1 of each. */
 template <int DIM, int NT> struct Rows {

@@ -105,7 +105,7 @@ template <int N> __device__ __forceinline__ void hold(float (&r)[N])
 /* d (+)= a b^T with 64 rows, N columns and 16 inner elements, which lie along the rows of both tiles. */
 template <class T, int N> __device__ __forceinline__ void product_shared(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
 {
-    static_assert(N == 64 || N == 128, "columns of a product");
+    static_assert(N == 8 || N == 16 || N == 64 || N == 128, "columns of a product");
 #define WEFT_PRODUCT(COLUMNS, TYPE, NAMES, A, B, ADD, REGISTERS)                                                                          \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADD ", 0;\n"                                                                           \
                  "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES "}, " A ", " B ", p, 1, 1, 0, 0; }"       \
@@ -113,6 +113,10 @@ template <class T, int N> __device__ __forceinline__ void product_shared(float (
                  : "l"(a), "l"(b), "r"(add)                                                                                               \
                  : "memory")
     constexpr bool brain = __is_same(T, bf16);
+    if constexpr (N == 8 && brain) WEFT_PRODUCT("8", "bf16", WEFT_NAMES_4, "%4", "%5", "%6", WEFT_4);
+    if constexpr (N == 8 && !brain) WEFT_PRODUCT("8", "f16", WEFT_NAMES_4, "%4", "%5", "%6", WEFT_4);
+    if constexpr (N == 16 && brain) WEFT_PRODUCT("16", "bf16", WEFT_NAMES_8, "%8", "%9", "%10", WEFT_8);
+    if constexpr (N == 16 && !brain) WEFT_PRODUCT("16", "f16", WEFT_NAMES_8, "%8", "%9", "%10", WEFT_8);
     if constexpr (N == 64 && brain) WEFT_PRODUCT("64", "bf16", WEFT_NAMES_32, "%32", "%33", "%34", WEFT_32);
     if constexpr (N == 64 && !brain) WEFT_PRODUCT("64", "f16", WEFT_NAMES_32, "%32", "%33", "%34", WEFT_32);
     if constexpr (N == 128 && brain) WEFT_PRODUCT("128", "bf16", WEFT_NAMES_64, "%64", "%65", "%66", WEFT_64);

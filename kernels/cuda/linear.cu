@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/blas.cuh"
 #include "kernels/cuda/linear.cuh"
+#include "kernels/cuda/linear_batch.cuh"
 
 namespace weft {
 
@@ -87,6 +88,7 @@ extern "C" weft_status weft_linear_cuda(const weft_linear_args *a, void *stream)
 {
     WEFT_TRY(weft__check_linear(a));
     if (a->tokens == 0 || a->n == 0) return WEFT_OK;
+    if (batch_pays(a, false) && batch_fits(a) && batch_product(a, {}, stream)) return launched("linear");
     const bool fp8 = a->w_dtype == WEFT_F8E4M3, fits = a->k > 0 && skinny_fits(a);
     const int64_t stream_tokens = fp8 ? (int)FP8_STREAM_TOKENS : (int)SKINNY_TOKENS;
     bool done = false;

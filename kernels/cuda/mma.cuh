@@ -76,6 +76,13 @@ __device__ __forceinline__ void e4m3_to_half(uint32_t four, uint32_t &low, uint3
 #endif
 }
 
+/* The 8 x 8 matrix of 16-bit elements that a warp holds, transposed. */
+__device__ __forceinline__ uint32_t turned(uint32_t x)
+{
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(x) : "r"(x));
+    return x;
+}
+
 /* 16 bytes that are read once, past the L1, or zeros. Only for what no kernel of the stream writes. */
 __device__ __forceinline__ uint4 stream_in(const void *p, bool in)
 {

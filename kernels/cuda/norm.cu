@@ -1,6 +1,6 @@
 /* kernels/cuda/norm.cu - RMSNorm with its residual sum, and the two halves of a norm over a group.
  * One block a row; what fits stays in registers between the sum and the scaling. */
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/linear_batch.cuh"
 
 namespace weft {
 
@@ -58,8 +58,10 @@ template <class T, int N> __device__ __forceinline__ Pack<T, N> take(const T *x,
     return p;
 }
 
-template <class T, int N> __global__ void rms_norm(const weft_rms_norm_args a)
+/* early: the next kernel is a product of a batch, whose blocks may come as soon as there is room. */
+template <class T, int N> __global__ void rms_norm(const weft_rms_norm_args a, const bool early)
 {
+    if (early) dependency_release();
     const int64_t row = blockIdx.x, packs = a.cols / N;
     float gains[N];
     first_gains<N>(a.gain, a.gain_dtype, packs, gains);
@@ -114,7 +116,7 @@ static unsigned threads_for(int64_t packs) { return (unsigned)least(1024, most(1
 
 using namespace weft;
 
-extern "C" weft_status weft_rms_norm_cuda(const weft_rms_norm_args *a, void *stream)
+static weft_status norm(const weft_rms_norm_args *a, bool early, void *stream)
 {
     const int64_t sizes[] = {a->rows, a->cols};
     WEFT_TRY(weft__check_sizes("rms_norm", "rows, cols", sizes, 2));
@@ -126,11 +128,15 @@ extern "C" weft_status weft_rms_norm_cuda(const weft_rms_norm_args *a, void *str
         constexpr int N = 16 / sizeof(T);
         bool packs = a->cols % N == 0 && a->x_stride % N == 0 && a->y_stride % N == 0 && aligned(a->x, 16) && aligned(a->y, 16) &&
                      (a->residual == nullptr || (a->residual_stride % N == 0 && aligned(a->residual, 16)));
-        if (packs) launch(rms_norm<T, N>, (unsigned)a->rows, threads_for(a->cols / N), 0, stream, *a);
-        else launch(rms_norm<T, 1>, (unsigned)a->rows, threads_for(a->cols), 0, stream, *a);
+        if (packs) launch(rms_norm<T, N>, (unsigned)a->rows, threads_for(a->cols / N), 0, stream, *a, early);
+        else launch(rms_norm<T, 1>, (unsigned)a->rows, threads_for(a->cols), 0, stream, *a, early);
     });
     return launched("rms_norm");
 }
+
+weft_status weft::norm_before_batch(const weft_rms_norm_args *a, void *stream) { return norm(a, true, stream); }
+
+extern "C" weft_status weft_rms_norm_cuda(const weft_rms_norm_args *a, void *stream) { return norm(a, false, stream); }
 
 extern "C" weft_status weft_group_norm_sums_cuda(const weft_group_norm_args *a, void *stream)
 {

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "kernels/cuda/linear_batch.cuh"
 #include "kernels/cuda/step_list.cuh"
 
 using namespace weft;
@@ -39,6 +40,7 @@ extern "C" weft_status weft_fused_begin(weft_fused **out, weft_cuda_context *con
     r->list.blocks = context->sms;
     r->list.most_tokens = all ? (int)STEP_TOKENS : 1;
     r->list.fp8 = all != 0;
+    r->list.batch = all == 0;
     r->memory = (char *)memory;
     r->stream = stream;
     if (memory != NULL && step_possible(device, r->list.blocks)) {
@@ -74,23 +76,40 @@ extern "C" int weft_fused_take(weft_fused *r, weft_fused_op op, const void *args
     }
 }
 
+/* What becomes a batch_product. */
+static bool is_batch(const StepInstruction *in)
+{
+    if (in->kind != STEP_PRODUCT || in->product.sum.group != 0) return false;
+    const StepProduct &p = in->product;
+    return batch_pays(&p.linear, true) && batch_fits(&p.linear);
+}
+
+/* A product, and what joins it. */
+static weft_status launch_product(const StepList *list, const StepInstruction *in, void *stream)
+{
+    const StepProduct *p = &in->product;
+    const bool batch = is_batch(in);
+    if (p->has_norm) WEFT_TRY(batch ? norm_before_batch(&p->norm, stream) : weft_rms_norm_cuda(&p->norm, stream));
+    if (p->sum.group != 0) return weft_peer_linear(&list->peers[p->sum.group - 1], &p->linear, stream);
+    const BatchJoins joins = {p->pairs == PAIRS_SILU ? &p->silu : NULL, p->pairs == PAIRS_ROPE ? &p->rope : NULL, p->has_kv ? &p->kv : NULL};
+    if (batch && batch_product(&p->linear, joins, stream)) return launched("linear");
+    WEFT_TRY(weft_linear_cuda(&p->linear, stream));
+    if (p->pairs == PAIRS_SILU) WEFT_TRY(weft_silu_mul_cuda(&p->silu, stream));
+    if (p->pairs == PAIRS_ROPE) WEFT_TRY(weft_rope_cuda(&p->rope, stream));
+    return p->has_kv ? weft_kv_write_cuda(&p->kv, stream) : WEFT_OK;
+}
+
 /* The operations of an instruction, one by one. */
 static weft_status launch_alone(const StepList *list, const StepInstruction *in, void *stream)
 {
     switch (in->kind) {
-    case STEP_PRODUCT: {
-        const StepProduct *p = &in->product;
-        if (p->has_norm) WEFT_TRY(weft_rms_norm_cuda(&p->norm, stream));
-        if (p->sum.group != 0) return weft_peer_linear(&list->peers[p->sum.group - 1], &p->linear, stream);
-        WEFT_TRY(weft_linear_cuda(&p->linear, stream));
-        if (p->pairs == PAIRS_SILU) WEFT_TRY(weft_silu_mul_cuda(&p->silu, stream));
-        if (p->pairs == PAIRS_ROPE) WEFT_TRY(weft_rope_cuda(&p->rope, stream));
-        return p->has_kv ? weft_kv_write_cuda(&p->kv, stream) : WEFT_OK;
-    }
+    case STEP_PRODUCT: return launch_product(list, in, stream);
     case STEP_ATTENTION: return weft_attention_cuda(&in->attention, stream);
     case STEP_EMBEDDING: return weft_embedding_cuda(&in->embedding, stream);
     case STEP_GATHER: return weft_gather_rows_cuda(&in->gather, stream);
-    case STEP_NORM: return weft_rms_norm_cuda(&in->norm, stream);
+    case STEP_NORM:
+        if (in + 1 < list->list + list->count && is_batch(in + 1)) return norm_before_batch(&in->norm, stream);
+        return weft_rms_norm_cuda(&in->norm, stream);
     case STEP_SILU: return weft_silu_mul_cuda(&in->silu, stream);
     case STEP_ADD: return weft_add_cuda(&in->add, stream);
     case STEP_ROPE: return weft_rope_cuda(&in->rope, stream);
@@ -144,8 +163,12 @@ static weft_status launch_together(weft_fused *r, bool *done)
 {
     StepList &list = r->list;
     int products = 0;
-    for (int i = 0; i < list.count; i++) products += list.list[i].kind == STEP_PRODUCT;
     *done = false;
+    for (int i = 0; i < list.count; i++) {
+        if (list.list[i].kind != STEP_PRODUCT) continue;
+        if (list.list[i].product.linear.tokens > list.most_tokens) return WEFT_OK;
+        products++;
+    }
     if (products < LEAST_PRODUCTS || r->num_streams + products > STREAMS) return WEFT_OK;
     const int made = list.arrange(r->ready + r->num_ready, INSTRUCTIONS - r->num_ready);
     if (made < 0) return WEFT_OK;

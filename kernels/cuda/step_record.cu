@@ -1,5 +1,6 @@
 /* kernels/cuda/step_record.cu - operations into instructions (step.cuh). */
 #include "kernels/cuda/fp8.cuh"
+#include "kernels/cuda/linear_batch.cuh"
 #include "kernels/cuda/step_list.cuh"
 
 namespace weft {
@@ -112,7 +113,8 @@ bool StepList::product_fits(const weft_linear_args *a) const
 {
     const bool e4m3 = a->w_dtype == WEFT_F8E4M3;
     const int64_t size = e4m3 ? 1 : 2;
-    if (a->tokens > most_tokens || (e4m3 && (!fp8 || a->tokens != 1 || a->x_dtype != WEFT_BF16 || !input_fits(a))) || a->n > 1 << 24 || a->k > 1 << 20 || a->add || !in_packs(a->x, a->x_stride) || !aligned(a->w, 16)) return false;
+    if (a->tokens > most_tokens && !(batch && batch_pays(a, true) && batch_fits(a))) return false;
+    if ((e4m3 && (!fp8 || a->tokens != 1 || a->x_dtype != WEFT_BF16 || !input_fits(a))) || a->n > 1 << 24 || a->k > 1 << 20 || a->add || !in_packs(a->x, a->x_stride) || !aligned(a->w, 16)) return false;
     if (a->k * size % 128 != 0 || a->w_stride * size % 16 != 0 || (a->bias != NULL && a->bias_dtype != a->x_dtype)) return false;
     if (a->y_dtype != a->x_dtype && a->y_dtype != WEFT_F32) return false;
     if (e4m3 ? a->scale_col_phase % 128 != 0 : a->w_dtype != a->x_dtype) return false;
@@ -188,7 +190,7 @@ int StepList::group_of(const weft_peer *peer) const
 bool StepList::take(const weft_linear_over_args *over)
 {
     const weft_linear_args *a = over->linear;
-    if (over->peer->size != 2 || blocks > WEFT_PEER_BLOCKS || a->n % 8 != 0 || (a->y_stride != a->n && a->tokens > 1) || a->y_dtype != a->x_dtype || !aligned(a->y, 16)) return false;
+    if (a->tokens > most_tokens || over->peer->size != 2 || blocks > WEFT_PEER_BLOCKS || a->n % 8 != 0 || (a->y_stride != a->n && a->tokens > 1) || a->y_dtype != a->x_dtype || !aligned(a->y, 16)) return false;
     if (!weft_peer_fits(over->peer, a->tokens * a->n, a->y_dtype) || count + 2 > capacity) return false;
     const int group = group_of(over->peer);
     if (group == STEP_GROUPS || !take_product(a, false)) return false;

@@ -15,6 +15,7 @@ typedef struct {
     int64_t tokens, requests, hidden, heads, kv, dim, inner, context;
     weft_dtype dtype, w_dtype;
     int bias, merged, apart; /* merged: q, k and v from one product; apart: another operation between norm and product */
+    int batch; /* products of several tokens as launches of their own */
 } shape;
 
 static weft_fused *fused;
@@ -120,7 +121,7 @@ static void layers(const shape *s, int number)
     failure = WEFT_OK;
     if (cudaMalloc(&memory, WEFT_FUSED_BYTES) || cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) ||
         cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal)) exit(1);
-    if (weft_fused_begin(&fused, twin_context(), memory, 1, stream) != WEFT_OK) exit(1);
+    if (weft_fused_begin(&fused, twin_context(), memory, !s->batch, stream) != WEFT_OK) exit(1);
     {
         weft_embedding_args a = {.w = embedding, .ids = ids, .y = residual, .tokens = t, .hidden = s->hidden, .count = VOCAB, .w_dtype = s->dtype,
                                  .y_dtype = s->dtype}, d;
@@ -211,15 +212,21 @@ static void layers(const shape *s, int number)
 void check_fused(void)
 {
     static const shape shapes[] = {
-        {1, 1, 512, 4, 2, 128, 1408, 300, WEFT_BF16, WEFT_BF16, 0, 1, 0},
-        {1, 1, 4096, 32, 8, 128, 3584, 1000, WEFT_BF16, WEFT_BF16, 0, 1, 0},
-        {3, 3, 1024, 8, 8, 64, 1000, 77, WEFT_BF16, WEFT_BF16, 1, 1, 0},
-        {8, 8, 768, 12, 4, 64, 2080, 200, WEFT_F16, WEFT_F16, 1, 0, 1},
-        {2, 2, 2048, 16, 2, 128, 4096, 40, WEFT_BF16, WEFT_F8E4M3, 0, 1, 1},
-        {1, 1, 4096, 32, 8, 128, 14336, 500, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0},
-        {5, 2, 640, 10, 2, 64, 1280, 90, WEFT_F16, WEFT_F8E4M3, 1, 1, 0},
-        {7, 4, 96, 6, 3, 32, 160, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0},
-        {1, 1, 100, 2, 1, 20, 130, 30, WEFT_BF16, WEFT_BF16, 0, 1, 0},
+        {1, 1, 512, 4, 2, 128, 1408, 300, WEFT_BF16, WEFT_BF16, 0, 1, 0, 0},
+        {1, 1, 4096, 32, 8, 128, 3584, 1000, WEFT_BF16, WEFT_BF16, 0, 1, 0, 0},
+        {3, 3, 1024, 8, 8, 64, 1000, 77, WEFT_BF16, WEFT_BF16, 1, 1, 0, 0},
+        {8, 8, 768, 12, 4, 64, 2080, 200, WEFT_F16, WEFT_F16, 1, 0, 1, 0},
+        {2, 2, 2048, 16, 2, 128, 4096, 40, WEFT_BF16, WEFT_F8E4M3, 0, 1, 1, 0},
+        {1, 1, 4096, 32, 8, 128, 14336, 500, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, 0},
+        {5, 2, 640, 10, 2, 64, 1280, 90, WEFT_F16, WEFT_F8E4M3, 1, 1, 0, 0},
+        {7, 4, 96, 6, 3, 32, 160, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, 0},
+        {1, 1, 100, 2, 1, 20, 130, 30, WEFT_BF16, WEFT_BF16, 0, 1, 0, 0},
+        {8, 8, 3072, 24, 8, 128, 2816, 300, WEFT_BF16, WEFT_BF16, 1, 1, 0, 1},
+        {2, 2, 3072, 24, 8, 128, 2816, 700, WEFT_BF16, WEFT_BF16, 0, 1, 1, 1},
+        {7, 4, 2944, 20, 4, 128, 3008, 200, WEFT_F16, WEFT_F16, 1, 1, 0, 1},
+        {5, 5, 2944, 24, 8, 128, 2912, 90, WEFT_BF16, WEFT_BF16, 0, 0, 0, 1},
+        {6, 6, 2944, 48, 8, 64, 2900, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, 1},
+        {16, 16, 3072, 24, 8, 128, 2752, 100, WEFT_BF16, WEFT_BF16, 0, 1, 1, 1},
     };
     for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
         if (!check_skips()) layers(&shapes[i], i);

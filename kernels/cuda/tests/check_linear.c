@@ -60,6 +60,13 @@ void check_linear(void)
                 s.context = !s.context;
                 twin_reset(seed++), linear(&s);
             }
+    /* enough weights for those that a batch of requests shares */
+    for (int i = 0; i < 4; i++) {
+        static const weft_dtype batch_types[][2] = {{WEFT_BF16, WEFT_BF16}, {WEFT_F16, WEFT_F16}, {WEFT_BF16, WEFT_F32}, {WEFT_BF16, WEFT_BF16}};
+        const weft_dtype x = batch_types[i][0], y = batch_types[i][1];
+        shape s = {i < 3 ? 3 + 2 * i : 8, i == 3 ? 2112 : 2117, 4136, x, x, y, i > 0, i == 1, 1, 0, i == 2 ? 8 : 0, 0};
+        twin_reset(seed++), linear(&s);
+    }
     /* enough weights for the kernel that stays on the machine */
     for (int64_t t = 1; t <= 2; t++) {
         shape s = {t, 400003, 680, WEFT_BF16, WEFT_BF16, WEFT_BF16, 1, 1, 1, 0, 8, 0};

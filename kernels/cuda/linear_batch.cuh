@@ -1,0 +1,28 @@
+/* kernels/cuda/linear_batch.cuh - products of a batch of decoding requests (linear_batch.cu), and what may join them. */
+#pragma once
+
+#include "kernels/cuda/linear.cuh"
+
+namespace weft {
+
+enum { BATCH_TOKENS = 16 };
+
+/* 2 to BATCH_TOKENS tokens, x and w of one 16-bit type in whole 16 bytes, on a Hopper GPU. */
+bool batch_fits(const weft_linear_args *a);
+/* What is done with the sums before they are written; NULL: nothing. Its arguments must agree with the product's, as
+ * the recorder of fused steps sees to (step_record.cu). */
+struct BatchJoins {
+    const weft_silu_mul_args *silu;  /* of y, gates and then as many values */
+    const weft_rope_args *rope;      /* of y's first heads */
+    const weft_kv_write_args *pages; /* with rope: of y's keys and values */
+};
+
+/* Whether it is faster than the other ways; recorded: in a step whose operations are recorded, where others join it. */
+bool batch_pays(const weft_linear_args *a, bool recorded);
+/* False where it cannot: nothing is launched then. */
+bool batch_product(const weft_linear_args *a, const BatchJoins &joins, void *stream);
+
+/* weft_rms_norm_cuda in front of a batch_product, which then begins to fetch while this runs. */
+weft_status norm_before_batch(const weft_rms_norm_args *a, void *stream);
+
+} // namespace weft
