@@ -101,6 +101,13 @@ local function load_config(options)
   return cfg
 end
 
+-- Text needs a tokenizer; options.needs_tokenizer says what to do without one.
+local function check_tokenizer(options)
+  local path = options.model .. "/tokenizer.json"
+  if not options.needs_tokenizer or core.same_file(path, path) then return end
+  errors.raise { message = ("no tokenizer.json in %s; %s"):format(options.model, options.needs_tokenizer), code = "io" }
+end
+
 -- The name of the model, whose script is run in silence: it runs again on each rank, and what it prints is
 -- rank 0's to say.
 local function name_of_model(options, cfg)
@@ -134,6 +141,7 @@ end
 function setup.check(options)
   check_flags(options)
   local cfg = load_config(options)
+  check_tokenizer(options)
   local name = name_of_model(options, cfg)
   local policy = setup.policy(options, cfg, name)
   if not options.plan_only then

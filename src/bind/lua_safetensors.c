@@ -1,6 +1,7 @@
 /* bind/lua_safetensors.c - tensors into a file.
  *
- *   core.save_safetensors(path, {name = tensor}) */
+ *   core.save_safetensors(path, {name = tensor})
+ *   core.can_save_safetensors(path)   raises what that would say of the path; writes nothing */
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,8 +44,16 @@ static int l_save(lua_State *L)
     return 0;
 }
 
+static int l_can_save(lua_State *L)
+{
+    weft_raise_if(L, weft_safetensors_can_write(luaL_checkstring(L, 1)));
+    return 0;
+}
+
 void weft_open_safetensors(lua_State *L)
 {
     lua_pushcfunction(L, l_save);
     lua_setfield(L, -2, "save_safetensors");
+    lua_pushcfunction(L, l_can_save);
+    lua_setfield(L, -2, "can_save_safetensors");
 }

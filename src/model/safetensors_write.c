@@ -2,6 +2,7 @@
 #include "model/safetensors_write.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -77,6 +78,19 @@ static weft_status check_target(const char *path, char *target, mode_t *mode)
     if (!S_ISREG(there.st_mode)) return weft_fail(WEFT_IO, "cannot write %s: it is not a regular file", path);
     if (realpath(path, target) == NULL) return weft_fail(WEFT_IO, "cannot write %s: %s", path, strerror(errno));
     *mode = there.st_mode & 07777;
+    return WEFT_OK;
+}
+
+weft_status weft_safetensors_can_write(const char *name)
+{
+    char path[PATH_MAX], temporary[PATH_MAX + 16];
+    mode_t mode;
+    WEFT_TRY(check_target(name, path, &mode));
+    snprintf(temporary, sizeof temporary, "%s.part", path);
+    int file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file < 0) return errno == EEXIST ? WEFT_OK : weft_fail(WEFT_IO, "cannot write %s: %s", path, strerror(errno));
+    close(file);
+    unlink(temporary);
     return WEFT_OK;
 }
 

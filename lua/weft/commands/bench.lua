@@ -220,6 +220,9 @@ function bench.run(options)
   options.prefill_chunk = options.prefill_chunk or 2048
   local each = options.context + options.steps + 16 + head_start(options, options.prefill_chunk, options.max_batch_tokens or 2048)
   options.cache_tokens = math.max(options.prefill + 64, options.batch * (each + 1024))
+  local found = require("weft.setup").check(options)
+  check_room({ max_batch = options.max_batch, max_position = found.cfg.max_position_embeddings, prefill_chunk = options.prefill_chunk,
+    max_batch_tokens = options.max_batch_tokens or 2048 }, options, false) -- before weights are read
   return require("weft.runtime").launch(options, "weft.commands.bench", "job")
 end
 

@@ -38,9 +38,6 @@ end
 
 --- The job on rank 0.
 function chat.job(engine, options)
-  if not engine.tokenizer then
-    errors.raise { message = "weft chat needs tokenizer.json in " .. engine.model_dir, code = "io" }
-  end
   if core.interrupted() then errors.raise { code = "interrupted", message = "interrupted" } end -- while it loaded
   local template = require("weft.chat").template(engine.session.cfg, engine.tokenizer, engine.model_dir)
   if template.note then io.stderr:write("weft: ", template.note, "\n") end
@@ -78,6 +75,7 @@ end
 
 function chat.run(options)
   options.on_interrupt = "flag"
+  options.needs_tokenizer = "weft chat needs it"
   return require("weft.runtime").launch(options, "weft.commands.chat", "job")
 end
 

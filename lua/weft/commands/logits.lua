@@ -7,13 +7,7 @@ local logits = {}
 
 --- The job on rank 0.
 function logits.job(engine, options)
-  local ids = options.prompt_ids
-  if not ids then
-    if not engine.tokenizer then
-      errors.raise { message = "no tokenizer.json in " .. engine.model_dir .. "; give --prompt-ids", code = "io" }
-    end
-    ids = engine.tokenizer:encode(options.prompt)
-  end
+  local ids = options.prompt_ids or engine.tokenizer:encode(options.prompt)
   local all = core.tensor({ #ids, engine.vocab_size }, "float32")
   local _, request = engine:score(ids, function(first, rows)
     all:narrow(0, first, rows.shape[1]):copy(rows)
@@ -37,6 +31,8 @@ function logits.run(options)
   if options.model and core.same_file(options.out, options.model) then
     errors.usage(("--out %s is a file of the model"):format(options.out))
   end
+  core.can_save_safetensors(options.out) -- before weights are read and logits computed
+  options.needs_tokenizer = options.prompt and "give --prompt-ids" or nil
   options.cache_tokens = (options.prompt_ids and #options.prompt_ids or #options.prompt + 8) + 64
   return require("weft.runtime").launch(options, "weft.commands.logits", "job")
 end

@@ -131,6 +131,7 @@ function run.run(options)
     options.prompts = read_prompts(options.file)
     if #options.prompts == 0 then return 0 end
   end
+  options.needs_tokenizer = not options.prompt_ids and "give the prompt as token ids (--prompt-ids)" or nil
   -- Room for the prompt and its continuation; text is at most one token a byte.
   local longest = options.prompt_ids and #options.prompt_ids or 0
   for _, text in ipairs(options.prompts or { options.prompt or "" }) do longest = math.max(longest, #text + 8) end
