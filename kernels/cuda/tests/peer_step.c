@@ -11,7 +11,7 @@
 #include "kernels/cuda/tests/peer_rig.h"
 #include "kernels/weft_fused.h"
 
-enum { REPLAYS = 25, MOST_LAYERS = 32, TIMED = 11, WORKSPACE = 32 << 20, DIM = 128, SHARED_HEADS = 4, PAGE = 16, CONTEXT = 1024 };
+enum { REPLAYS = 25, MOST_LAYERS = 32, TIMED = 11, TOGETHER = 8, WORKSPACE = 32 << 20, DIM = 128, SHARED_HEADS = 4, PAGE = 16, CONTEXT = 1024 };
 
 /* One layer: norm, up (and silu of pairs), down with its sum; before it attention of as many columns (0: none) over
  * CONTEXT tokens, every token a request. */
@@ -388,13 +388,13 @@ static void *measure(void *context)
     peer_must(cudaEventCreate(&end), "event");
     for (int i = 0; i < TIMED + 3; i++) {
         peer_must(cudaEventRecord(begin, m->stream), "event");
-        peer_must(cudaGraphLaunch(run, m->stream), "graph");
+        for (int k = 0; k < TOGETHER; k++) peer_must(cudaGraphLaunch(run, m->stream), "graph"); /* the members begin at different times */
         peer_must(cudaEventRecord(end, m->stream), "event");
         peer_must(cudaStreamSynchronize(m->stream), "replay");
         if (i >= 3) peer_must(cudaEventElapsedTime(&ms[i - 3], begin, end), "event");
     }
     qsort(ms, TIMED, sizeof *ms, ascending);
-    s->ms = ms[TIMED / 2];
+    s->ms = ms[TIMED / 2] / TOGETHER;
     peer_must(cudaGraphExecDestroy(run), "graph");
     return NULL;
 }
