@@ -54,8 +54,8 @@ typedef enum weft_fused_op {
 /* memory: WEFT_FUSED_BYTES of the current device, 256-byte aligned, the caller's, alive as long as what was
  * captured. Launches go to `stream`, one that the context serves. Cards that cannot run it, and memory that
  * is missing, give a recorder that takes nothing.
- * all: also products of several tokens and of fp8 weights, which launches do as fast or faster (scripts/
- * bench.md); for checks and measurements. */
+ * all: also products of several tokens, which launches do as fast or faster (scripts/bench.md); for checks and
+ * measurements. */
 weft_status weft_fused_begin(weft_fused **out, weft_cuda_context *context, void *memory, int all, void *stream);
 /* 1: taken, do not launch. 0: launch it, behind a flush. */
 int weft_fused_take(weft_fused *recorder, weft_fused_op op, const void *args);

@@ -39,7 +39,6 @@ extern "C" weft_status weft_fused_begin(weft_fused **out, weft_cuda_context *con
     r->list.context = context;
     r->list.blocks = context->sms;
     r->list.most_tokens = all ? (int)STEP_TOKENS : 1;
-    r->list.fp8 = all != 0;
     r->list.batch = all == 0;
     r->memory = (char *)memory;
     r->stream = stream;
@@ -122,12 +121,11 @@ static weft_status launch_alone(const StepList *list, const StepInstruction *in,
 
 static bool stream_of(const StepProduct *p, StepStream *s)
 {
-    const int64_t size = p->linear.w_dtype == WEFT_F8E4M3 ? 1 : 2;
     s->tiles = p->tiles;
-    s->pieces = (int)div_up(p->linear.k * size, STEP_PIECE);
+    s->pieces = (int)div_up(2 * p->linear.k, STEP_PIECE);
     s->half = p->half;
     s->first = p->first;
-    return step_map(&s->map, p->linear.w, p->linear.n, p->linear.k * size, p->linear.w_stride * size);
+    return step_map(&s->map, p->linear.w, p->linear.n, 2 * p->linear.k, 2 * p->linear.w_stride);
 }
 
 static void widen_needs(StepProgram *program, const StepNeeds &n)

@@ -35,7 +35,6 @@ struct StepList {
     weft_cuda_context *context;
     int blocks;
     int most_tokens; /* of a product */
-    bool fp8;        /* products of fp8 weights too */
     bool batch;      /* products of more tokens too, if batch_product is faster: such a list is launched one by one */
     StepInstruction *list;
     int count, capacity;

@@ -1,5 +1,4 @@
 /* kernels/cuda/step_record.cu - operations into instructions (step.cuh). */
-#include "kernels/cuda/fp8.cuh"
 #include "kernels/cuda/linear_batch.cuh"
 #include "kernels/cuda/step_list.cuh"
 
@@ -89,8 +88,7 @@ bool StepList::take(const weft_attention_args *a)
 
 /* ---- products, and what joins them ---- */
 
-/* With the factors of an input of parts. */
-static int64_t input_bytes(int64_t tokens, int64_t k) { return div_up(k, FP8_PIECE) * FP8_SEGMENTS * 4 + tokens * (div_up(2 * k, 2 * STEP_PIECE) * 2 * STEP_PIECE + 64); }
+static int64_t input_bytes(int64_t tokens, int64_t k) { return tokens * (div_up(2 * k, 2 * STEP_PIECE) * 2 * STEP_PIECE + 64); }
 static int64_t sums_bytes(int64_t tokens) { return STEP_SUMS * STEP_WARPS * tokens * 16 * 4; }
 
 StepNeeds StepList::needs_of(const StepProduct *p) const
@@ -111,14 +109,10 @@ static bool input_fits(const weft_linear_args *a)
 
 bool StepList::product_fits(const weft_linear_args *a) const
 {
-    const bool e4m3 = a->w_dtype == WEFT_F8E4M3;
-    const int64_t size = e4m3 ? 1 : 2;
     if (a->tokens > most_tokens && !(batch && batch_pays(a, true) && batch_fits(a))) return false;
-    if ((e4m3 && (!fp8 || a->tokens != 1 || a->x_dtype != WEFT_BF16 || !input_fits(a))) || a->n > 1 << 24 || a->k > 1 << 20 || a->add || !in_packs(a->x, a->x_stride) || !aligned(a->w, 16)) return false;
-    if (a->k * size % 128 != 0 || a->w_stride * size % 16 != 0 || (a->bias != NULL && a->bias_dtype != a->x_dtype)) return false;
-    if (a->y_dtype != a->x_dtype && a->y_dtype != WEFT_F32) return false;
-    if (e4m3 ? a->scale_col_phase % 128 != 0 : a->w_dtype != a->x_dtype) return false;
-    return true;
+    if (a->w_dtype != a->x_dtype || a->n > 1 << 24 || a->k > 1 << 20 || a->add || !in_packs(a->x, a->x_stride) || !aligned(a->w, 16)) return false;
+    if (a->k % 64 != 0 || a->w_stride % 8 != 0 || (a->bias != NULL && a->bias_dtype != a->x_dtype)) return false;
+    return a->y_dtype == a->x_dtype || a->y_dtype == WEFT_F32;
 }
 
 static bool overlap(const void *p, int64_t p_bytes, const void *q, int64_t q_bytes)

@@ -1,6 +1,5 @@
 /* kernels/cuda/step_run.cu - the persistent kernel of a decode step (step.cuh). */
 #include "kernels/cuda/step_peer.cuh"
-#include "kernels/cuda/step_product_fp8.cuh"
 #include "kernels/cuda/step_rows.cuh"
 
 namespace weft {
@@ -165,25 +164,6 @@ template <class T, bool FAR> __device__ __noinline__ void step_product(StepFixed
     step_leave(fixed, in, place, turn);
 }
 
-__device__ __forceinline__ void step_product_fp8(StepFixed &fixed, const StepInstruction &in)
-{
-    const StepProduct &p = in.product;
-    const int first = step_first_tile(p.first), next = first + (int)gridDim.x;
-    const StepScales from = {p.linear, p.half, Fp8Lane(step_thread()), nullptr};
-    const int hint = first < p.tiles ? from.hint(first) : 0, hint_then = next < p.tiles ? from.hint(next) : 0;
-    Fp8Scales<StepScales> scales(from, step_thread(), first, fp8_pieces(p.linear.k), p.tiles, hint, hint_then);
-    float scale = scales.ask(), scale_then = scales.ask();
-    step_enter<bf16>(fixed, in);
-    step_take<bf16>(fixed, in);
-    StepPlace place = fixed.place;
-    int turn = fixed.turn;
-    step_sync();
-    step_split(p, fixed.places);
-    step_sync();
-    step_tiles_fp8(p, fixed.ring, place, turn, scales, scale, scale_then, fixed.places);
-    step_leave(fixed, in, place, turn);
-}
-
 template <class T> __device__ __noinline__ void step_other(StepFixed &fixed, const StepInstruction &in)
 {
     if (in.kind == STEP_ATTENTION) {
@@ -219,7 +199,6 @@ template <class T> __device__ __forceinline__ void step_work(char *memory, int f
                          "l"((const uint64_t *)(fixed.program.list + i + 1) + word)
                          : "memory");
         if (in.kind != STEP_PRODUCT) step_other<T>(fixed, in);
-        else if (in.product.linear.w_dtype == WEFT_F8E4M3) step_product_fp8(fixed, in); /* of bfloat16 activations */
         else in.product.far ? step_product<T, true>(fixed, in) : step_product<T, false>(fixed, in);
         asm volatile("cp.async.wait_all;" ::: "memory");
         step_end(*(StepFixed *)(memory + step_anew((uint32_t)fixed_at)));
@@ -280,10 +259,8 @@ template <class T> __global__ void __launch_bounds__(STEP_THREADS + 64, 1) step_
 /* ---- host side ---- */
 
 static size_t align_up(size_t bytes) { return (bytes + 127) & ~(size_t)127; }
-/* As tiles of the tensor cores lie. */
-static size_t align_tile(size_t bytes) { return (bytes + 1023) & ~(size_t)1023; }
 
-size_t step_room() { return STEP_SHARED - align_tile(sizeof(StepFixed)) - 1024; }
+size_t step_room() { return STEP_SHARED - align_up(sizeof(StepFixed)) - 1024; }
 
 bool step_possible(int device, int blocks)
 {
@@ -302,7 +279,7 @@ void step_launch(const StepProgram &program, int blocks, weft_dtype dtype, void 
 {
     StepSizes sizes;
     sizes.fixed = program.places * STEP_PIECE_BYTES;
-    sizes.x = sizes.fixed + (int)align_tile(sizeof(StepFixed));
+    sizes.x = sizes.fixed + (int)align_up(sizeof(StepFixed));
     sizes.held = sizes.x + (int)align_up((size_t)program.x_bytes);
     sizes.cos_sin = sizes.held + (int)align_up((size_t)program.held_bytes);
     sizes.sums = sizes.cos_sin + (int)align_up((size_t)program.cos_sin_bytes);
