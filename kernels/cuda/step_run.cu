@@ -179,8 +179,8 @@ template <class T> __device__ __noinline__ void step_other(StepFixed &fixed, con
 __device__ __forceinline__ void step_end(StepFixed &fixed)
 {
     const int warp = step_thread() / 32, at = *(volatile int *)&fixed.at[warp];
-    barrier_arrive(fixed.ring.listed);
     step_barrier_wait(fixed.ring.done, at & 1, fixed.ring);
+    barrier_arrive(fixed.ring.listed); /* not before: the warp that finishes would go on, and could end the next phase of `done` */
     step_sync();
     if (step_thread() % 32 == 0) fixed.at[warp] = at + 1;
     __syncwarp();
