@@ -11,9 +11,9 @@ return {
   steps = {
     { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 1, context = 1024, ms = "4.45", by = "weft bench" },
     { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 8, context = 1024, ms = "5.52", by = "weft bench" },
-    { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 32, context = 1024, ms = "6.29", by = "weft bench" },
-    { model = llama, dtype = "fp8", flags = "-tp 1", batch = 1, context = 1024, ms = "3.38", by = "weft bench" },
-    { model = llama, dtype = "bfloat16", flags = "-tp 2", batch = 1, context = 1024, ms = "2.80", by = "weft bench" },
-    { model = minimax, dtype = "fp8", flags = "-tp 2", batch = 1, context = 1024, ms = "4.78", by = "weft bench" },
+    { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 32, context = 1024, ms = "6.01", by = "weft bench" },
+    { model = llama, dtype = "fp8", flags = "-tp 1", batch = 1, context = 1024, ms = "2.70", by = "weft bench" },
+    { model = llama, dtype = "bfloat16", flags = "-tp 2", batch = 1, context = 1024, ms = "2.78", by = "weft bench" },
+    { model = minimax, dtype = "fp8", flags = "-tp 2", batch = 1, context = 1024, ms = "4.36", by = "weft bench" },
   },
 }
