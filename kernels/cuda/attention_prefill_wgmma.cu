@@ -8,6 +8,7 @@
  * Tiles go from the last to the first, so the masked ones come first. */
 #include "kernels/cuda/attention_prefill_wgmma.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/tensor_map.cuh"
 
 #ifdef WEFT_CUDA_HOPPER
 
@@ -238,29 +239,11 @@ __global__ void __launch_bounds__(THREADS, 1) prefill_wgmma(const __grid_constan
 
 /* ---- host side ---- */
 
-typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                           const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-static Encode encoder()
-{
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return NULL;
-    }
-    return found == cudaDriverEntryPointSuccess ? (Encode)function : NULL;
-}
-
 /* base: (rows, heads, dim), row_stride between rows; copies bring box_rows x box_heads x 64 dims. */
-static bool encode(Encode f, CUtensorMap *map, weft_dtype dtype, const void *base, int64_t dim, int64_t heads, int64_t rows, int64_t row_stride,
-                   int box_heads, int box_rows)
+static bool encode(CUtensorMap *map, weft_dtype dtype, const void *base, int64_t dim, int64_t heads, int64_t rows, int64_t row_stride, int box_heads,
+                   int box_rows)
 {
-    const cuuint64_t sizes[] = {(cuuint64_t)dim, (cuuint64_t)heads, (cuuint64_t)rows};
-    const cuuint64_t strides[] = {(cuuint64_t)dim * 2, (cuuint64_t)row_stride * 2};
-    const cuuint32_t box[] = {64, (cuuint32_t)box_heads, (cuuint32_t)box_rows}, steps[] = {1, 1, 1};
-    return f(map, dtype == WEFT_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, (void *)base, sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return tensor_map(map, dtype, base, {dim, heads, rows}, {2 * dim, 2 * row_stride}, {64, box_heads, box_rows});
 }
 
 /* The largest power of two up to `most` that divides both. */
@@ -274,7 +257,6 @@ static int common_power(int64_t a, int64_t b, int most)
 template <class T, int DIM>
 static bool launch_wgmma(const weft_attention_args *a, int sms, void *stream)
 {
-    const Encode f = encoder();
     const bool fresh = a->keys == WEFT_KEYS_NEW;
     Job job;
     job.a = *a;
@@ -282,12 +264,12 @@ static bool launch_wgmma(const weft_attention_args *a, int sms, void *stream)
     job.unit_heads = common_power(a->group_size, common_power(a->first_head, a->num_heads, 64), 64);
     job.units = a->num_heads / job.unit_heads;
     job.box = fresh ? KEYS : common_power(a->pages.page_size, KEYS, KEYS);
-    if (f == NULL || KEYS / job.box > 32) return false; /* a lane for each copy */
+    if (KEYS / job.box > 32) return false; /* a lane for each copy */
     /* How many pages there are is not said: as many rows as coordinates reach. */
     const int64_t heads = fresh ? a->num_kv_heads : 1, rows = fresh ? a->tokens : INT32_MAX;
-    if (!encode(f, &job.q, a->dtype, a->q, a->head_dim, a->num_heads, a->tokens, a->q_stride, job.unit_heads, 64 / job.unit_heads) ||
-        !encode(f, &job.k, a->dtype, a->k, a->head_dim, heads, rows, fresh ? a->k_stride : a->head_dim, 1, job.box) ||
-        !encode(f, &job.v, a->dtype, a->v, a->head_dim_v, heads, rows, fresh ? a->v_stride : a->head_dim_v, 1, job.box))
+    if (!encode(&job.q, a->dtype, a->q, a->head_dim, a->num_heads, a->tokens, a->q_stride, job.unit_heads, 64 / job.unit_heads) ||
+        !encode(&job.k, a->dtype, a->k, a->head_dim, heads, rows, fresh ? a->k_stride : a->head_dim, 1, job.box) ||
+        !encode(&job.v, a->dtype, a->v, a->head_dim_v, heads, rows, fresh ? a->v_stride : a->head_dim_v, 1, job.box))
         return false;
     /* Keys and values of a section take half of the L2. */
     const int64_t head_bytes = (a->max_seq_len > 0 ? a->max_seq_len : a->tokens) * (a->head_dim + a->head_dim_v) * 2;

@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/tensor_map.cuh"
 
 #ifdef WEFT_CUDA_HOPPER
 #include <cuda.h>
@@ -317,28 +318,10 @@ template <class T, int N, int END> __global__ void __launch_bounds__(BATCH_THREA
 
 /* ---- host side ---- */
 
-typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                           const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-static Encode encoder()
-{
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return NULL;
-    }
-    return found == cudaDriverEntryPointSuccess ? (Encode)function : NULL;
-}
-
 /* base: (planes, rows, k); copies bring box_planes x box_rows x BATCH_K elements. */
-static bool encode(Encode f, CUtensorMap *map, weft_dtype dtype, const void *base, int64_t k, int64_t rows, int64_t stride, int planes, int box_rows)
+static bool encode(CUtensorMap *map, weft_dtype dtype, const void *base, int64_t k, int64_t rows, int64_t stride, int planes, int box_rows)
 {
-    const cuuint64_t sizes[] = {(cuuint64_t)k, (cuuint64_t)rows, (cuuint64_t)planes};
-    const cuuint64_t strides[] = {(cuuint64_t)stride * 2, (cuuint64_t)stride * 2 * (cuuint64_t)(planes > 1 ? rows : 1)};
-    const cuuint32_t box[] = {BATCH_K, (cuuint32_t)box_rows, (cuuint32_t)planes}, steps[] = {1, 1, 1};
-    return f(map, dtype == WEFT_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, (void *)base, sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return tensor_map(map, dtype, base, {k, rows, planes}, {2 * stride, 2 * stride * (planes > 1 ? rows : 1)}, {BATCH_K, box_rows, planes});
 }
 
 /* Best are as many as divide the tiles, or as the tiles divide, and keep most of the GPU busy: then few share a tile. Else
@@ -356,10 +339,9 @@ static int batch_blocks(int sms, int64_t tiles, int64_t chunks)
 template <class T, int N, int END> static bool start(BatchJob &job, void *stream)
 {
     const weft_linear_args &a = job.a;
-    const Encode f = encoder();
-    if (f == NULL || !encode(f, &job.x, a.x_dtype, a.x, a.k, a.tokens, a.x_stride, 1, N)) return false;
-    if (END == END_SILU ? !encode(f, &job.w, a.w_dtype, a.w, a.k, job.silu.cols, a.w_stride, 2, 64)
-                        : !encode(f, &job.w, a.w_dtype, a.w, a.k, a.n, a.w_stride, 1, BATCH_ROWS))
+    if (!encode(&job.x, a.x_dtype, a.x, a.k, a.tokens, a.x_stride, 1, N)) return false;
+    if (END == END_SILU ? !encode(&job.w, a.w_dtype, a.w, a.k, job.silu.cols, a.w_stride, 2, 64)
+                        : !encode(&job.w, a.w_dtype, a.w, a.k, a.n, a.w_stride, 1, BATCH_ROWS))
         return false;
     job.chunks = (int)div_up(a.k, BATCH_K);
     job.tiles = (int)(END == END_SILU ? div_up(job.silu.cols, 64) : div_up(a.n, BATCH_ROWS));

@@ -1,6 +1,7 @@
 /* kernels/cuda/step_run.cu - the persistent kernel of a decode step (step.cuh). */
 #include "kernels/cuda/step_peer.cuh"
 #include "kernels/cuda/step_rows.cuh"
+#include "kernels/cuda/tensor_map.cuh"
 
 namespace weft {
 
@@ -299,22 +300,9 @@ void step_launch(const StepProgram &program, int blocks, weft_dtype dtype, void 
     (void)cudaLaunchKernelEx(&config, kernel, program, sizes);
 }
 
-typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                           const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
 bool step_map(CUtensorMap *map, const void *w, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int columns)
 {
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return false;
-    }
-    if (found != cudaDriverEntryPointSuccess) return false;
-    const cuuint64_t sizes[] = {128, (cuuint64_t)rows, (cuuint64_t)row_bytes / 128}, strides[] = {(cuuint64_t)stride_bytes, 128};
-    const cuuint32_t box[] = {128, 8, (cuuint32_t)columns}, steps[] = {1, 1, 1};
-    return ((Encode)function)(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, (void *)w, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return tensor_map(map, WEFT_F8E4M3, w, {128, rows, row_bytes / 128}, {stride_bytes, 128}, {128, 8, columns}); /* bytes */
 }
 
 } // namespace weft

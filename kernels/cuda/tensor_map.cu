@@ -1,0 +1,27 @@
+/* kernels/cuda/tensor_map.cu - maps for the tensor copy engine. */
+#include "kernels/cuda/tensor_map.cuh"
+
+namespace weft {
+
+typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                           const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+bool tensor_map(CUtensorMap *map, weft_dtype dtype, const void *base, const int64_t (&sizes)[3], const int64_t (&strides)[2], const int64_t (&box)[3])
+{
+    void *function = NULL; /* of the driver, which is not linked */
+    cudaDriverEntryPointQueryResult found;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    if (found != cudaDriverEntryPointSuccess) return false;
+    const CUtensorMapDataType type = dtype == WEFT_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                     : dtype == WEFT_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                         : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    const cuuint64_t lengths[] = {(cuuint64_t)sizes[0], (cuuint64_t)sizes[1], (cuuint64_t)sizes[2]}, apart[] = {(cuuint64_t)strides[0], (cuuint64_t)strides[1]};
+    const cuuint32_t edges[] = {(cuuint32_t)box[0], (cuuint32_t)box[1], (cuuint32_t)box[2]}, steps[] = {1, 1, 1};
+    return ((Encode)function)(map, type, 3, (void *)base, lengths, apart, edges, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+} // namespace weft

@@ -1,0 +1,16 @@
+/* kernels/cuda/tensor_map.cuh - maps for the tensor copy engine, on the host. */
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/cuda/cuda.cuh"
+
+namespace weft {
+
+/* A tensor of three dimensions as the copy engine brings boxes of it: the innermost dimension comes first and its elements
+ * lie one behind the other; strides, in bytes and multiples of 16, are those of the other two. A box is stored in rows of
+ * 128 bytes, permuted as hopper.cuh says; what lies outside of the tensor comes as zeros. dtype: of 16 bits, or of 8.
+ * False where the driver has no such maps or does not take this one. */
+bool tensor_map(CUtensorMap *map, weft_dtype dtype, const void *base, const int64_t (&sizes)[3], const int64_t (&strides)[2], const int64_t (&box)[3]);
+
+} // namespace weft
