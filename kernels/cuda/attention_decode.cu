@@ -114,22 +114,13 @@ bool attention_mma_fits(const weft_attention_args *a)
     return a->pages.page_size % KEYS == 0 && a->pages.page_size < INT32_MAX;
 }
 
-/* How many splits fill the machine: whole waves of blocks, as few as do. */
+/* How many splits fill the machine. */
 static int splits_for(const weft_attention_args *a, int64_t items, int64_t seq_len, int rows, int blocks_per_sm)
 {
     if (a->cuda == NULL || items > COUNTERS) return 1;
     const size_t room = a->cuda->workspace_bytes / ((size_t)items * (size_t)rows * ((size_t)a->head_dim_v * 4 + sizeof(float2)));
-    const int64_t slots = (int64_t)a->cuda->sms * blocks_per_sm;
     const int64_t limit = least(least(MAX_SPLITS, (int64_t)room), div_up(seq_len, KEYS * DEC_WARPS));
-    int64_t best = 1;
-    double best_share = 0.0;
-    for (int64_t s = 1; s <= limit; s++) {
-        const int64_t blocks = items * s, waves = div_up(blocks, slots);
-        const double share = (double)blocks / (double)(waves * slots);
-        if (share > best_share + 0.02) best = s, best_share = share;
-        if (best_share > 0.95) break;
-    }
-    return (int)best;
+    return splits_that_fill(items, (int64_t)a->cuda->sms * blocks_per_sm, limit);
 }
 
 template <class T, int DIM, int NT> static void launch_decode(const weft_attention_args *a, int64_t query_len, int64_t seq_len, void *stream)

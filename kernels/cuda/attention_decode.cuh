@@ -16,6 +16,20 @@ struct Split {
     int splits, row_tiles;
 };
 
+/* Into how many splits items are cut, at most `limit`, to fill places for blocks: whole turns of them, as few as do. */
+static inline int splits_that_fill(int64_t items, int64_t places, int64_t limit)
+{
+    int64_t best = 1;
+    double best_share = 0.0;
+    for (int64_t splits = 1; splits <= limit; splits++) {
+        const int64_t blocks = items * splits, turns = div_up(blocks, places);
+        const double share = (double)blocks / (double)(turns * places);
+        if (share > best_share + 0.02) best = splits, best_share = share;
+        if (best_share > 0.95) break;
+    }
+    return (int)best;
+}
+
 static constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
 
 /* 16 bytes past the L1, or zeros. */

@@ -8,7 +8,7 @@
  * in shared memory when `up` has ended. A piece of `down` is 8 rows of twice as many columns as one of `up`. */
 #include "kernels/cuda/experts_chosen.cuh"
 #include "kernels/cuda/fp8_stream.cuh"
-#include "kernels/cuda/step.cuh"
+#include "kernels/cuda/tensor_map.cuh"
 
 namespace weft {
 
@@ -339,8 +339,8 @@ bool fp8_experts(const weft_experts_args *a, float *act, void *stream)
 {
     CUtensorMap up, down;
     const int64_t wide = least(EX_WIDE, a->intermediate / 128);
-    if (!fits(a) || !step_map(&up, a->up.w, a->count * 2 * a->intermediate, a->hidden, a->hidden) ||
-        !step_map(&down, a->down.w, a->count * a->hidden, a->intermediate, a->intermediate, (int)wide))
+    if (!fits(a) || !rows_map(&up, a->up.w, a->count * 2 * a->intermediate, a->hidden, a->hidden, FP8_SEGMENTS) ||
+        !rows_map(&down, a->down.w, a->count * a->hidden, a->intermediate, a->intermediate, (int)wide))
         return false;
     switch (fp8_padded(a->tokens)) {
     case 1: start<1>(up, down, a, act, stream); break;

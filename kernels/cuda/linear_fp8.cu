@@ -4,7 +4,7 @@
  * before the kernel in front has ended. */
 #include "kernels/cuda/fp8_stream.cuh"
 #include "kernels/cuda/linear.cuh"
-#include "kernels/cuda/step.cuh"
+#include "kernels/cuda/tensor_map.cuh"
 
 namespace weft {
 
@@ -106,7 +106,7 @@ template <int TOKENS> static void start(const CUtensorMap &map, const weft_linea
 bool fp8_product(const weft_linear_args *a, void *stream)
 {
     CUtensorMap map;
-    if (!fits(a) || !step_map(&map, a->w, a->n, a->k, a->w_stride)) return false;
+    if (!fits(a) || !rows_map(&map, a->w, a->n, a->k, a->w_stride, FP8_SEGMENTS)) return false;
     const int places = fp8_places(a->cuda->shared - fixed_bytes - input_bytes(a), F8_PLACES);
     switch (fp8_padded(a->tokens)) {
     case 1: start<1>(map, a, places, stream); break;

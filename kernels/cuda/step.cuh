@@ -83,7 +83,7 @@ struct StepInstruction {
     StepKind kind;
     int wait; /* for all blocks before it */
     int late; /* the residual sum of its norm is to be written behind the next wait */
-    int parts, row_tiles, requests;
+    int parts, row_tiles; /* of attention */
     union {
         StepProduct product;
         weft_attention_args attention;
@@ -137,7 +137,5 @@ struct StepProgram {
 void step_launch(const StepProgram &program, int blocks, weft_dtype dtype, void *stream);
 bool step_possible(int device, int blocks);
 size_t step_room(); /* shared memory for ring and inputs together */
-/* w as boxes of 8 rows and `columns` times 128 bytes. */
-bool step_map(CUtensorMap *map, const void *w, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int columns = STEP_PIECE / 128);
 
 } // namespace weft

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/linear_batch.cuh"
 #include "kernels/cuda/step_list.cuh"
+#include "kernels/cuda/tensor_map.cuh"
 
 using namespace weft;
 
@@ -125,7 +126,7 @@ static bool stream_of(const StepProduct *p, StepStream *s)
     s->pieces = (int)div_up(2 * p->linear.k, STEP_PIECE);
     s->half = p->half;
     s->first = p->first;
-    return step_map(&s->map, p->linear.w, p->linear.n, 2 * p->linear.k, 2 * p->linear.w_stride);
+    return rows_map(&s->map, p->linear.w, p->linear.n, 2 * p->linear.k, 2 * p->linear.w_stride, STEP_PIECE / 128);
 }
 
 static void widen_needs(StepProgram *program, const StepNeeds &n)

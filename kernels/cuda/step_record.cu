@@ -70,18 +70,10 @@ bool StepList::take(const weft_attention_args *a)
     const size_t room = context->workspace_bytes / (8 * ((size_t)a->head_dim_v * 4 + sizeof(float2))) / (size_t)items;
     const int64_t limit = least(least(MAX_SPLITS, (int64_t)room), div_up(keys, KEYS * 8));
     if (items > COUNTERS || items * MAX_SPLITS > INT32_MAX) return false;
-    int64_t parts = 1;
-    double best = 0.0;
-    for (int64_t p = 1; p <= limit; p++) {
-        const int64_t jobs = items * p, turns = div_up(jobs, blocks);
-        const double share = (double)jobs / (double)(turns * blocks);
-        if (share > best + 0.02) parts = p, best = share;
-        if (best > 0.95) break;
-    }
     StepInstruction *in = append(STEP_ATTENTION);
     if (in == NULL) return false;
     in->attention = *a;
-    in->parts = (int)parts;
+    in->parts = splits_that_fill(items, blocks, limit);
     in->row_tiles = (int)row_tiles;
     return true;
 }

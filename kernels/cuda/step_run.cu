@@ -1,7 +1,6 @@
 /* kernels/cuda/step_run.cu - the persistent kernel of a decode step (step.cuh). */
 #include "kernels/cuda/step_peer.cuh"
 #include "kernels/cuda/step_rows.cuh"
-#include "kernels/cuda/tensor_map.cuh"
 
 namespace weft {
 
@@ -298,11 +297,6 @@ void step_launch(const StepProgram &program, int blocks, weft_dtype dtype, void 
     config.attrs = &together;
     config.numAttrs = 1;
     (void)cudaLaunchKernelEx(&config, kernel, program, sizes);
-}
-
-bool step_map(CUtensorMap *map, const void *w, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int columns)
-{
-    return tensor_map(map, WEFT_F8E4M3, w, {128, rows, row_bytes / 128}, {stride_bytes, 128}, {128, 8, columns}); /* bytes */
 }
 
 } // namespace weft

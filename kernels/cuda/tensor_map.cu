@@ -24,4 +24,9 @@ bool tensor_map(CUtensorMap *map, weft_dtype dtype, const void *base, const int6
                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+bool rows_map(CUtensorMap *map, const void *rows_of, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int columns)
+{
+    return tensor_map(map, WEFT_F8E4M3, rows_of, {128, rows, row_bytes / 128}, {stride_bytes, 128}, {128, 8, columns}); /* bytes */
+}
+
 } // namespace weft
