@@ -28,7 +28,7 @@ local model_flags = {
   { "--quantization", key = "quantization", kind = "choice", choices = { "none", "fp8_block" }, help = "none: fp8 weights become floats when loaded; fp8_block: activations are rounded to fp8 too, as GPUs do (default: fp8 weights, plain activations)" },
   { "--block-size", key = "block_size", kind = "int", min = 1, max = 65536, meta = "N", help = "tokens of a cache block on each rank (default 16)" },
   { "--kv-cache-bytes", key = "kv_cache_bytes", kind = "bytes", meta = "BYTES", help = "memory for the cache on each rank (K, M, G suffixes)" },
-  { "--gpu-memory-utilization", key = "gpu_memory_utilization", kind = "number", min = 0.01, max = 1, meta = "F", 
+  { "--gpu-memory-utilization", key = "gpu_memory_utilization", kind = "number", min = 0.01, max = 1, meta = "F",
     help = "share of GPU memory that weft may use, the cache what weights leave of it (default: no limit, and a cache for this run's tokens, or 8192)" },
   { "--max-batch", key = "max_batch", kind = "int", min = 1, max = 4096, meta = "N", help = "requests in a step (default 64)" },
   { "--max-batch-tokens", key = "max_batch_tokens", kind = "int", min = 1, max = 1048576, meta = "N", help = "tokens in a step (default 2048)" },
