@@ -99,7 +99,9 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
         }
         return;
     }
-    fp8_split_tokens(input, factors, tokens, TOKENS, (int)a.hidden, a.quantize, [&](int t, int j) { return *(const uint4 *)((const bf16 *)a.x + t * a.x_stride + j); });
+    const Fp8Input<TOKENS> in(input, factors, tokens, (int)a.hidden);
+    in.ask(a.x, a.x_stride);
+    in.arrived();
     if (alone) barrier_wait(known, 0);
     named_sync(1, F8_THREADS);
     const int items = s.chosen.count * tiles;
@@ -109,7 +111,9 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
     int side = 0;
     for (int item = blockIdx.x; item < items; item += gridDim.x, side ^= 1) {
         float sum[TOKENS];
-        walk.item(sum);
+        walk.item(sum, [&](int piece) {
+            if (item == (int)blockIdx.x) in.split(piece, a.quantize, [](float(&)[8], int, int) {});
+        });
         s.sums[side].put(sum, walk.own);
         named_sync(1, F8_THREADS);
         const int slot = item / tiles, row = item % tiles * 8 + r;

@@ -79,35 +79,69 @@ __device__ __forceinline__ void fp8_copy(uint32_t to, const CUtensorMap *map, in
                  : "memory");
 }
 
-/* Tokens into their parts: pieces one behind the other, tokens behind one another; the factors of a segment one
- * behind the other, those of the next segment `padded` behind. load8(t, j): columns j to j + 7 of token t. By all
- * warps that multiply. */
-template <class F> __device__ __forceinline__ void fp8_split_tokens(char *input, float *factors, int tokens, int padded, int columns, bool quantize, F load8)
-{
-    enum { AT_ONCE = 8, STEP = F8_WARPS * 2 };
-    const int lane = threadIdx.x % 16, segments = fp8_pieces(columns) * FP8_SEGMENTS, all = tokens * segments;
-    const float inverse = 1.0f / (float)segments;
-    for (int item0 = threadIdx.x / 16; item0 < all; item0 += AT_ONCE * STEP) {
-        uint4 eight[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int item = item0 + i * STEP, t = (int)(((float)item + 0.5f) * inverse), column = (item - t * segments) * 128 + 8 * lane;
-            eight[i] = item < all && column < columns ? load8(t, column) : make_uint4(0, 0, 0, 0);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int item = item0 + i * STEP, t = (int)(((float)item + 0.5f) * inverse);
-            if (item >= all) break; /* both of a warp: they are even */
-            float v[8];
-            uint2 part, finer;
-            fp8_widen(eight[i], v);
-            const float by = fp8_split(v, quantize, part, finer);
-            fp8_put(input + item / FP8_SEGMENTS * FP8_INPUT_BYTES, item % FP8_SEGMENTS, part, finer);
-            if (lane == 0) factors[(item - t * segments) * padded + t] = by;
-        }
+/* Tokens on their way into parts: pieces one behind the other, tokens behind one another; the factors of a segment one
+ * behind the other, those of the next segment TOKENS behind.
+ *
+ * Each warpgroup makes the parts of a piece just before it multiplies it for the first time, so that the ring empties
+ * meanwhile. A thread asks for what it is going to split, 16 bytes of a segment, and has them put where that segment's
+ * parts will be. Of two pieces, those that follow one another in its warpgroup, each half of a warp has one segment. */
+template <int TOKENS> struct Fp8Input {
+    char *const input;
+    float *const factors;
+    const int tokens, columns, pieces;
+    __device__ __forceinline__ Fp8Input(char *to, float *factors_at, int count, int k)
+        : input(to), factors(factors_at), tokens(count), columns(k), pieces(fp8_pieces(k))
+    {
     }
-    writes_visible();
-}
+    static __device__ __forceinline__ int group() { return threadIdx.x / 128; }
+    static __device__ __forceinline__ int ahead() { return threadIdx.x % 128 / 64 * 2; } /* of the two pieces the second? */
+    static __device__ __forceinline__ int segment() { return threadIdx.x / 16 % FP8_SEGMENTS; }
+    static __device__ __forceinline__ int column(int piece) { return (piece * FP8_SEGMENTS + segment()) * 128 + threadIdx.x % 16 * 8; }
+    /* 16 bytes of the thread in a token's piece, before they are split. */
+    __device__ __forceinline__ char *raw(int t, int piece) const { return input + (t * pieces + piece) * FP8_INPUT_BYTES + threadIdx.x % 64 * 16; }
+    /* f(piece) for the thread's share. */
+    template <class F> __device__ __forceinline__ void each(F f) const
+    {
+        for (int piece = group() + ahead(); piece < pieces; piece += 4)
+            if (column(piece) < columns) f(piece);
+    }
+    /* rows: bfloat16, in whole 16 bytes. */
+    __device__ __forceinline__ void ask(const void *rows, int64_t stride) const
+    {
+        each([&](int piece) {
+            for (int t = 0; t < tokens; t++) copy16(shared_address(raw(t, piece)), (const bf16 *)rows + t * stride + column(piece));
+        });
+    }
+    /* What this thread has asked for is there. */
+    static __device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+    static __device__ __forceinline__ void copy16(uint32_t to, const void *from)
+    {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    }
+    /* Splits `first` and the piece behind it of this warpgroup, which comes here as a whole. change(v, t, column): what the
+     * tokens' values are made to be before. */
+    template <class F> __device__ __forceinline__ void split(int first, bool quantize, F change) const
+    {
+        const int piece = first + ahead();
+        if (piece < pieces)
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++) {
+                if (t >= tokens) break;
+                float v[8] = {};
+                if (column(piece) < columns) {
+                    fp8_widen(*(const uint4 *)raw(t, piece), v);
+                    change(v, t, column(piece));
+                }
+                __syncwarp();
+                uint2 part, finer;
+                const float by = fp8_split(v, quantize, part, finer);
+                fp8_put(input + (t * pieces + piece) * FP8_INPUT_BYTES, segment(), part, finer);
+                if (threadIdx.x % 16 == 0) factors[(piece * FP8_SEGMENTS + segment()) * TOKENS + t] = by;
+            }
+        writes_visible();
+        named_sync(2 + group(), 128);
+    }
+};
 
 /* A warpgroup's way through the pieces of all items, every second one. */
 template <int TOKENS, class C> struct Fp8Walk {
@@ -118,7 +152,7 @@ template <int TOKENS, class C> struct Fp8Walk {
     Fp8Place mine;
     int piece; /* of the item */
     float scale, scale_then;
-    /* input, factors: as fp8_split_tokens makes them. */
+    /* input, factors: as Fp8Input makes them. */
     __device__ __forceinline__ Fp8Walk(const Fp8Ring &r, const Fp8Scales<C> &s, const char *input, const float *factors_at)
         : ring(r), scales(s), own(threadIdx.x), x(fp8_low(shared_address(input))), x_high(fp8_high(s.pieces * FP8_INPUT_BYTES)),
           factors(shared_address(factors_at + own.segment * TOKENS)), mine{0, 0}, piece(threadIdx.x / 128)
@@ -137,13 +171,18 @@ template <int TOKENS, class C> struct Fp8Walk {
         mine.advance(2, ring.places);
         piece += 2;
     }
-    /* An item of 16 rows: what this lane has of the sums of its row, of each token. */
-    __device__ __forceinline__ void item(float (&sum)[TOKENS])
+    /* An item of 16 rows: what this lane has of the sums of its row, of each token. before(piece): the piece and this
+     * warpgroup's next one are about to be multiplied. */
+    template <class F> __device__ __forceinline__ void item(float (&sum)[TOKENS], F before)
     {
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) sum[t] = 0.0f;
-        while (piece + 2 < scales.pieces) one(sum, scale), one(sum, scale_then);
+        while (piece + 2 < scales.pieces) {
+            before(piece);
+            one(sum, scale), one(sum, scale_then);
+        }
         if (piece < scales.pieces) {
+            before(piece);
             one(sum, scale);
             const float other = scale;
             scale = scale_then, scale_then = other;

@@ -15,9 +15,6 @@ void skinny(const weft_linear_args *a, void *stream); /* tokens <= SKINNY_TOKENS
 bool stream_product_fits(const weft_linear_args *a);
 void stream_product(const weft_linear_args *a, void *stream);
 
-/* The same on Hopper (linear_fp8.cu), fp8 weights and bfloat16 x. False: nothing was launched. */
-bool fp8_product(const weft_linear_args *a, void *stream);
-
 /* Any dtypes, sizes and alignments. */
 void rows_product(const weft_linear_args *a, void *stream); /* tokens <= SKINNY_TOKENS */
 void tile_product(const weft_linear_args *a, void *stream);

@@ -1,9 +1,11 @@
 /* kernels/cuda/linear_fp8.cu - products of e4m3 weights and up to 8 tokens of bfloat16 on Hopper (fp8.cuh).
  *
  * One block on each multiprocessor, and never two, takes turns at 16 rows of w. A thread of its own asks for them
- * before the kernel in front has ended. */
+ * before the kernel in front has ended. A norm in front of the product is done by every block for itself, each of which
+ * writes its share of the result. What is done with pairs of results (silu, rotation) makes an item of 8 rows and the
+ * 8 rows of their mates. */
 #include "kernels/cuda/fp8_stream.cuh"
-#include "kernels/cuda/linear.cuh"
+#include "kernels/cuda/linear_fp8.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 
 namespace weft {
@@ -11,108 +13,283 @@ namespace weft {
 enum {
     F8_PLACES = 8,        /* of a ring */
     F8_LEAST = 6,
-    F8_SHARED = 116 << 10 /* at least, so that a multiprocessor never takes two blocks of a product */
+    F8_SHARED = 116 << 10, /* at least, so that a multiprocessor never takes two blocks of a product */
+    F8_HEAD = 256          /* elements of a head that is rotated, at most */
 };
 
-static const int64_t fixed_bytes = 10 << 10; /* of shared memory, besides the ring and the activations */
+enum Fp8End { END_PLAIN, END_SILU, END_HEADS };
 
-/* Activations and their factors. */
-static int64_t input_bytes(const weft_linear_args *a)
+static const int64_t fixed_bytes = 14 << 10; /* of shared memory, besides the ring and the activations */
+
+/* Activations, their factors and, with a norm, its gains. */
+static int64_t input_bytes(const weft_linear_args *a, bool norm)
 {
-    return fp8_padded(a->tokens) * (int64_t)fp8_pieces(a->k) * (FP8_INPUT_BYTES + FP8_SEGMENTS * 4);
+    return fp8_padded(a->tokens) * (int64_t)fp8_pieces(a->k) * (FP8_INPUT_BYTES + FP8_SEGMENTS * 4) + (norm ? 2 * a->k : 0);
 }
+
+struct Fp8Job {
+    CUtensorMap map;
+    weft_linear_args a;
+    weft_rms_norm_args norm; /* cols 0: none */
+    bf16 *residual;          /* y is added to it; NULL: none */
+    int64_t residual_stride;
+    weft_silu_mul_args silu;
+    weft_rope_args rope;
+    weft_kv_write_args pages; /* tokens 0: none */
+    int k_row, v_row;         /* rows of w that are the first keys and values */
+    int places;
+    int items, apart; /* apart: rows between an item's first and its second 8 */
+};
 
 #ifdef WEFT_HOPPER
 
-struct ProductShared {
+template <int TOKENS, int END> struct ProductShared {
     Fp8Barriers barriers;
     Fp8Sums sums[2];
+    float squares[F8_WARPS][TOKENS];
+    int64_t places[TOKENS];                                                  /* of tokens in the pages */
+    float turns[END == END_HEADS ? TOKENS : 1][END == END_HEADS ? F8_HEAD : 1]; /* of tokens: cosines, then sines */
 };
 
-/* Scales of a lane (Fp8Scales); items are tiles. */
-struct ProductScales {
-    const weft_linear_args &a;
+/* The first row of an item. */
+template <int END> __device__ __forceinline__ int row_of(const Fp8Job &job, int item)
+{
+    if (END == END_PLAIN) return 16 * item;
+    if (END == END_SILU) return 8 * item;
+    const int each = job.apart / 8; /* items of a head */
+    return item / each * 2 * job.apart + item % each * 8;
+}
+
+/* Scales of a lane (Fp8Scales). */
+template <int END> struct ProductScales {
+    const Fp8Job &job;
     Fp8Lane lane;
     const float *row;
-    __device__ __forceinline__ int hint(int tile) const { return __ldg(a.scale_row + min(16 * tile + lane.row, (int)a.n - 1)); }
-    __device__ __forceinline__ void begin(int, int hint) { row = a.scale + hint * a.scale_stride + a.scale_col_phase / 128 + lane.segment; }
+    __device__ __forceinline__ int hint(int item) const
+    {
+        const int r = row_of<END>(job, item) + lane.row % 8 + (lane.row >= 8 ? job.apart : 0);
+        return __ldg(job.a.scale_row + min(r, (int)job.a.n - 1));
+    }
+    __device__ __forceinline__ void begin(int, int hint) { row = job.a.scale + hint * job.a.scale_stride + job.a.scale_col_phase / 128 + lane.segment; }
     __device__ __forceinline__ const float *at(int piece) const
     {
-        return (piece * FP8_SEGMENTS + lane.segment) * 128 < (int)a.k ? row + piece * FP8_SEGMENTS : nullptr;
+        return (piece * FP8_SEGMENTS + lane.segment) * 128 < (int)job.a.k ? row + piece * FP8_SEGMENTS : nullptr;
     }
 };
 
+/* Angles and places of the tokens, of the host's arrays alone. A token without a place in the table is not turned. */
+template <int TOKENS, int END> __device__ __forceinline__ void look_up(const Fp8Job &job, ProductShared<TOKENS, END> &s)
+{
+    if (END != END_HEADS) return;
+    const int tokens = (int)job.a.tokens, half = job.apart;
+    if ((int)threadIdx.x < tokens) s.places[threadIdx.x] = job.pages.tokens > 0 ? place_of(job.pages, threadIdx.x) : -1;
+    for (int t = 0; t < tokens; t++)
+        for (int i = threadIdx.x; i < 2 * half; i += F8_THREADS) {
+            const int position = job.rope.positions[t];
+            const bool known = position >= 0 && position < job.rope.max_positions;
+            s.turns[t][i] = known ? __ldg(job.rope.cos_sin + (int64_t)position * 2 * half + i) : i < half ? 1.0f : 0.0f;
+        }
+}
+
+/* What the norm multiplies each token by. By all that multiply. */
+template <int TOKENS, int END> __device__ __forceinline__ void norm_factors(const Fp8Job &job, const Fp8Input<TOKENS> &in, ProductShared<TOKENS, END> &s, float (&by)[TOKENS])
+{
+    float sum[TOKENS] = {};
+    in.each([&](int piece) {
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            if (t >= in.tokens) break;
+            float v[8];
+            fp8_widen(*(const uint4 *)in.raw(t, piece), v);
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum[t] = fmaf(v[i], v[i], sum[t]);
+        }
+    });
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) {
+        sum[t] = warp_sum(sum[t]);
+        if (threadIdx.x % 32 == 0) s.squares[threadIdx.x / 32][t] = sum[t];
+    }
+    named_sync(1, F8_THREADS);
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) {
+        float all = 0.0f;
+#pragma unroll
+        for (int w = 0; w < F8_WARPS; w++) all += s.squares[w][t];
+        by[t] = 1.0f / sqrtf(all / (float)job.norm.cols + job.norm.eps);
+    }
+}
+
+/* A token's eight values, normed; written too by the block whose share they are. */
+__device__ __forceinline__ void norm_eight(const Fp8Job &job, float (&v)[8], const bf16 *gains, float by, int t, int column, bool own)
+{
+    float g[8];
+    uint4 normed;
+    fp8_widen(*(const uint4 *)(gains + column), g);
+#pragma unroll
+    for (int i = 0; i < 4; i++) (&normed.x)[i] = pair<bf16>(v[2 * i] * by * g[2 * i], v[2 * i + 1] * by * g[2 * i + 1]);
+    if (own) *(uint4 *)((bf16 *)job.norm.y + t * job.norm.y_stride + column) = normed;
+    fp8_widen(normed, v);
+}
+
+__device__ __forceinline__ float rounded(float v) { return widen(narrow<bf16>(v)); }
+
+/* An item's sums of token t into results; r: row of 8, or of 16 where there are no pairs. */
+template <int TOKENS, int END>
+__device__ __forceinline__ void finish_item(const Fp8Job &job, const ProductShared<TOKENS, END> &s, const Fp8Sums &sums, int item, int t, int r, float residual)
+{
+    const int row = row_of<END>(job, item) + r, mate = row + job.apart;
+    const weft_linear_args &a = job.a;
+    if constexpr (END == END_PLAIN) {
+        if (row >= a.n) return;
+        const float v = sums.of(r, t);
+        finish(a, t, row, v);
+        if (job.residual != nullptr)
+            job.residual[t * job.residual_stride + row] = narrow<bf16>(rounded(v + (a.bias != nullptr ? load(a.bias, a.bias_dtype, row) : 0.0f)) + residual);
+        return;
+    }
+    float first = sums.of(r, t), second = sums.of(8 + r, t);
+    if (a.bias != nullptr) first += load(a.bias, a.bias_dtype, row), second += load(a.bias, a.bias_dtype, mate);
+    first = rounded(first), second = rounded(second);
+    bf16 *y = (bf16 *)a.y + t * a.y_stride;
+    if constexpr (END == END_SILU) {
+        y[row] = narrow<bf16>(first), y[mate] = narrow<bf16>(second);
+        ((bf16 *)job.silu.y)[t * job.silu.y_stride + row] = narrow<bf16>(first / (1.0f + expf(-first)) * second);
+    } else {
+        const int half = job.apart, at = row % (2 * half);
+        if (row < job.rope.heads * 2 * half) {
+            const float cos = s.turns[t][at], sin = s.turns[t][half + at], x = first;
+            first = x * cos - second * sin, second = second * cos + x * sin;
+        }
+        y[row] = narrow<bf16>(first), y[mate] = narrow<bf16>(second);
+        if (job.pages.tokens == 0 || s.places[t] < 0) return;
+        auto keep = [&](int of, float v) {
+            if (of < job.k_row) return;
+            const bool value = of >= job.v_row;
+            const int dim = (int)(value ? job.pages.head_dim_v : job.pages.head_dim), i = of - (value ? job.v_row : job.k_row);
+            bf16 *cache = (bf16 *)(value ? job.pages.v_cache : job.pages.k_cache);
+            cache[(s.places[t] + i / dim * job.pages.pages.page_size) * dim + i % dim] = narrow<bf16>(v);
+        };
+        keep(row, first), keep(mate, second);
+    }
+}
+
 #endif
 
-template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_rows(const __grid_constant__ CUtensorMap map, const weft_linear_args a, int places)
+template <int TOKENS, int END> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_rows(const __grid_constant__ Fp8Job job)
 {
 #ifdef WEFT_HOPPER
     extern __shared__ __align__(1024) char data[];
-    __shared__ ProductShared s;
-    const int pieces = fp8_pieces(a.k), tiles = (int)((a.n + 15) / 16), tokens = (int)a.tokens;
+    __shared__ ProductShared<TOKENS, END> s;
+    const weft_linear_args &a = job.a;
+    const int pieces = fp8_pieces(a.k), items = job.items, tokens = (int)a.tokens;
     const bool feeder = threadIdx.x >= F8_THREADS;
-    Fp8Ring ring(data, s.barriers, places, feeder);
+    Fp8Ring ring(data, s.barriers, job.places, feeder);
     if (threadIdx.x == 0) ring.init();
     __syncthreads();
     if (feeder) {
         if (threadIdx.x != F8_THREADS) return;
         const uint64_t policy = fp8_policy();
-        for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x)
+        for (int item = blockIdx.x; item < items; item += gridDim.x) {
+            const int row = row_of<END>(job, item);
             for (int piece = 0; piece < pieces; piece++) {
                 uint32_t to, barrier;
                 ring.claim(to, barrier, FP8_PIECE_BYTES);
-                fp8_copy(to, &map, 16 * tile, piece * FP8_SEGMENTS, barrier, policy);
-                fp8_copy(to + FP8_PIECE_BYTES / 2, &map, 16 * tile + 8, piece * FP8_SEGMENTS, barrier, policy);
+                fp8_copy(to, &job.map, row, piece * FP8_SEGMENTS, barrier, policy);
+                fp8_copy(to + FP8_PIECE_BYTES / 2, &job.map, row + job.apart, piece * FP8_SEGMENTS, barrier, policy);
             }
+        }
         return;
     }
-    char *input = data + places * FP8_PIECE_BYTES;
+    char *input = data + job.places * FP8_PIECE_BYTES;
     float *factors = (float *)(input + TOKENS * pieces * FP8_INPUT_BYTES);
-    const ProductScales from = {a, Fp8Lane(threadIdx.x), nullptr};
-    const Fp8Scales<ProductScales> scales(from, threadIdx.x, blockIdx.x, pieces, tiles, from.hint(blockIdx.x), from.hint(blockIdx.x + gridDim.x));
-    Fp8Walk<TOKENS, ProductScales> walk(ring, scales, input, factors);
+    bf16 *gains = (bf16 *)(factors + TOKENS * pieces * FP8_SEGMENTS);
+    const Fp8Input<TOKENS> in(input, factors, tokens, (int)a.k);
+    const bool normed = job.norm.cols > 0;
+    if (normed) in.each([&](int piece) { in.copy16(shared_address(gains + in.column(piece)), (const bf16 *)job.norm.gain + in.column(piece)); });
+    const ProductScales<END> from = {job, Fp8Lane(threadIdx.x), nullptr};
+    const Fp8Scales<ProductScales<END>> scales(from, threadIdx.x, blockIdx.x, pieces, items, from.hint(blockIdx.x), from.hint(blockIdx.x + gridDim.x));
+    Fp8Walk<TOKENS, ProductScales<END>> walk(ring, scales, input, factors);
+    look_up(job, s);
     dependency_wait();
-    fp8_split_tokens(input, factors, tokens, TOKENS, (int)a.k, false, [&](int t, int j) { return *(const uint4 *)((const bf16 *)a.x + t * a.x_stride + j); });
-    named_sync(1, F8_THREADS);
-    const int t = threadIdx.x / 16, r = threadIdx.x % 16;
+    in.ask(normed ? job.norm.x : a.x, normed ? job.norm.x_stride : a.x_stride);
+    in.arrived();
+    float by[TOKENS] = {};
+    if (normed) norm_factors(job, in, s, by);
+    const int own_from = (int)(a.k / 8 * blockIdx.x / gridDim.x) * 8, own_to = (int)(a.k / 8 * (blockIdx.x + 1) / gridDim.x) * 8;
+    constexpr int ROWS = END == END_PLAIN ? 16 : 8; /* of an item that a thread of each finishes */
+    const int t = threadIdx.x / ROWS, r = threadIdx.x % ROWS;
     int side = 0;
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, side ^= 1) {
-        float sum[TOKENS];
-        walk.item(sum);
+    for (int item = blockIdx.x; item < items; item += gridDim.x, side ^= 1) {
+        float residual = 0.0f, sum[TOKENS];
+        if (END == END_PLAIN && job.residual != nullptr && t < tokens && 16 * item + r < a.n) residual = widen(job.residual[t * job.residual_stride + 16 * item + r]);
+        walk.item(sum, [&](int piece) {
+            if (item != (int)blockIdx.x) return;
+            in.split(piece, false, [&](float(&v)[8], int token, int column) {
+                if (normed) norm_eight(job, v, gains, by[token], token, column, column >= own_from && column < own_to);
+            });
+        });
         s.sums[side].put(sum, walk.own);
         named_sync(1, F8_THREADS);
-        if (t < tokens && 16 * (int64_t)tile + r < a.n) finish(a, t, 16 * (int64_t)tile + r, s.sums[side].of(r, t));
+        if (t < tokens) finish_item<TOKENS, END>(job, s, s.sums[side], item, t, r, residual);
     }
 #endif
 }
 
-static bool fits(const weft_linear_args *a)
+bool fp8_fits(const weft_linear_args *a, bool norm)
 {
 #ifdef WEFT_CUDA_HOPPER
-    if (a->cuda == NULL || !a->cuda->hopper || a->tokens > F8_TOKENS || a->x_dtype != WEFT_BF16 || a->n >= 1 << 30 || a->k % 128 != 0) return false;
-    return F8_LEAST * FP8_PIECE_BYTES + input_bytes(a) + fixed_bytes <= a->cuda->shared;
+    if (a->cuda == NULL || !a->cuda->hopper || a->tokens < 1 || a->tokens > F8_TOKENS || a->x_dtype != WEFT_BF16 || a->w_dtype != WEFT_F8E4M3) return false;
+    if (!skinny_fits(a) || a->n < 1 || a->n >= 1 << 30 || a->k < 1 || a->k % 128 != 0) return false;
+    return F8_LEAST * FP8_PIECE_BYTES + input_bytes(a, norm) + fixed_bytes <= a->cuda->shared;
 #else
     return false;
 #endif
 }
 
-template <int TOKENS> static void start(const CUtensorMap &map, const weft_linear_args *a, int places, void *stream)
+template <int TOKENS, int END> static void start(Fp8Job &job, void *stream)
 {
-    const size_t bytes = (size_t)most(places * (int64_t)FP8_PIECE_BYTES + input_bytes(a), F8_SHARED);
-    (void)cudaFuncSetAttribute(fp8_rows<TOKENS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    launch(fp8_rows<TOKENS>, (unsigned)least(a->cuda->sms, div_up(a->n, 16)), F8_THREADS + 32, bytes, stream, map, *a, places);
+    const weft_linear_args *a = &job.a;
+    const bool norm = job.norm.cols > 0;
+    job.places = fp8_places(a->cuda->shared - fixed_bytes - input_bytes(a, norm), F8_PLACES);
+    const size_t bytes = (size_t)most(job.places * (int64_t)FP8_PIECE_BYTES + input_bytes(a, norm), F8_SHARED);
+    (void)cudaFuncSetAttribute(fp8_rows<TOKENS, END>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    launch(fp8_rows<TOKENS, END>, (unsigned)least(a->cuda->sms, job.items), F8_THREADS + 32, bytes, stream, job);
 }
 
-bool fp8_product(const weft_linear_args *a, void *stream)
+template <int END> static void by_tokens(Fp8Job &job, void *stream)
 {
-    CUtensorMap map;
-    if (!fits(a) || !rows_map(&map, a->w, a->n, a->k, a->w_stride, FP8_SEGMENTS)) return false;
-    const int places = fp8_places(a->cuda->shared - fixed_bytes - input_bytes(a), F8_PLACES);
-    switch (fp8_padded(a->tokens)) {
-    case 1: start<1>(map, a, places, stream); break;
-    case 2: start<2>(map, a, places, stream); break;
-    case 4: start<4>(map, a, places, stream); break;
-    default: start<8>(map, a, places, stream);
+    switch (fp8_padded(job.a.tokens)) {
+    case 1: start<1, END>(job, stream); break;
+    case 2: start<2, END>(job, stream); break;
+    case 4: start<4, END>(job, stream); break;
+    default: start<8, END>(job, stream);
+    }
+}
+
+bool fp8_product(const weft_linear_args *a, const Fp8Joins &joins, void *stream)
+{
+    Fp8Job job;
+    memset(&job, 0, sizeof job);
+    if (!fp8_fits(a, joins.norm != NULL) || !rows_map(&job.map, a->w, a->n, a->k, a->w_stride, FP8_SEGMENTS)) return false;
+    job.a = *a;
+    if (joins.norm != NULL) job.norm = *joins.norm;
+    job.residual = (bf16 *)joins.residual, job.residual_stride = joins.residual_stride;
+    if (joins.silu != NULL) {
+        job.silu = *joins.silu;
+        job.items = (int)(a->n / 16), job.apart = (int)(a->n / 2);
+        by_tokens<END_SILU>(job, stream);
+    } else if (joins.rope != NULL) {
+        job.rope = *joins.rope;
+        job.items = (int)(a->n / 16), job.apart = (int)(job.rope.head_dim / 2);
+        if (joins.pages != NULL) {
+            job.pages = *joins.pages;
+            job.k_row = (int)(((const bf16 *)job.pages.k) - (const bf16 *)a->y), job.v_row = (int)(((const bf16 *)job.pages.v) - (const bf16 *)a->y);
+        }
+        by_tokens<END_HEADS>(job, stream);
+    } else {
+        job.items = (int)div_up(a->n, 16), job.apart = 8;
+        by_tokens<END_PLAIN>(job, stream);
     }
     return true;
 }

@@ -6,6 +6,7 @@
  * cores' tile; tokens are its columns) and its warps take turns along k. Weights go straight to
  * registers, 16 bytes a lane, the next piece on its way while this one is multiplied; the first piece
  * is asked for before the kernel in front has ended. */
+#include "kernels/cuda/linear_fp8.cuh"
 #include "kernels/cuda/linear_skinny.cuh"
 
 namespace weft {
@@ -111,7 +112,7 @@ template <class T> static void launch_skinny(const weft_linear_args *a, void *st
         launch(kernel, (unsigned)a->cuda->sms, 32 * line_warps(a->n, a->cuda->sms), LINE_SHARED, stream, *a);
         return;
     }
-    if (fp8 && fp8_product(a, stream)) return;
+    if (fp8 && fp8_product(a, {}, stream)) return;
     if (stream_product_fits(a)) stream_product(a, stream);
     else if (a->k >= (fp8 ? 2048 : 1024)) launch(fp8 ? skinny_rows<T, 8, true> : skinny_rows<T, 8, false>, blocks, 256, 0, stream, *a);
     else launch(fp8 ? skinny_rows<T, 2, true> : skinny_rows<T, 2, false>, blocks, 64, 0, stream, *a);

@@ -69,6 +69,8 @@ struct StepProduct {
     weft_silu_mul_args silu; /* PAIRS_SILU: its x is linear.y */
     weft_rope_args rope;     /* PAIRS_ROPE: its x is linear.y, columns below rope_rows */
     weft_kv_write_args kv;   /* has_kv: rows [k_row, ..) and [v_row, ..) of w are its k and v */
+    void *residual; /* fp8 weights: y is added to it too, for the next one's norm, which takes it as its x; NULL: not */
+    int64_t residual_stride;
     StepSum sum;   /* y is to be summed: its rows are sent, and nothing is written here */
     StepSum input; /* has_norm: its x is this sum, taken as it comes */
     int keeps, kept; /* the residual sum stays in shared memory as a whole; that of before is there */

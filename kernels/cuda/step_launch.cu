@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/linear_batch.cuh"
+#include "kernels/cuda/linear_fp8.cuh"
 #include "kernels/cuda/step_list.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 
@@ -84,10 +85,24 @@ static bool is_batch(const StepInstruction *in)
     return batch_pays(&p.linear, true) && batch_fits(&p.linear);
 }
 
+/* A product of fp8 weights and all that joins it, in one launch. */
+static weft_status launch_fp8(const StepProduct *p, void *stream)
+{
+    Fp8Joins joins = {};
+    if (p->has_norm) joins.norm = &p->norm;
+    if (p->pairs == PAIRS_SILU) joins.silu = &p->silu;
+    if (p->pairs == PAIRS_ROPE) joins.rope = &p->rope;
+    if (p->has_kv) joins.pages = &p->kv;
+    joins.residual = p->residual, joins.residual_stride = p->residual_stride;
+    if (!fp8_product(&p->linear, joins, stream)) return weft_fail(WEFT_CUDA, "linear: the driver makes no map of the weights for the copy engine");
+    return launched("linear");
+}
+
 /* A product, and what joins it. */
 static weft_status launch_product(const StepList *list, const StepInstruction *in, void *stream)
 {
     const StepProduct *p = &in->product;
+    if (p->linear.w_dtype == WEFT_F8E4M3) return launch_fp8(p, stream);
     const bool batch = is_batch(in);
     if (p->has_norm) WEFT_TRY(batch ? norm_before_batch(&p->norm, stream) : weft_rms_norm_cuda(&p->norm, stream));
     if (p->sum.group != 0) return weft_peer_linear(&list->peers[p->sum.group - 1], &p->linear, stream);
@@ -165,7 +180,8 @@ static weft_status launch_together(weft_fused *r, bool *done)
     *done = false;
     for (int i = 0; i < list.count; i++) {
         if (list.list[i].kind != STEP_PRODUCT) continue;
-        if (list.list[i].product.linear.tokens > list.most_tokens) return WEFT_OK;
+        const weft_linear_args &a = list.list[i].product.linear;
+        if (a.tokens > list.most_tokens || a.w_dtype == WEFT_F8E4M3) return WEFT_OK;
         products++;
     }
     if (products < LEAST_PRODUCTS || r->num_streams + products > STREAMS) return WEFT_OK;

@@ -35,7 +35,7 @@ struct StepList {
     weft_cuda_context *context;
     int blocks;
     int most_tokens; /* of a product */
-    bool batch;      /* products of more tokens too, if batch_product is faster: such a list is launched one by one */
+    bool batch;      /* products of more tokens too, if batch_product is faster: such a list is launched one by one, as fp8 weights are */
     StepInstruction *list;
     int count, capacity;
     weft_peer peers[STEP_GROUPS]; /* whose sums are in the list */

@@ -1,5 +1,6 @@
 /* kernels/cuda/step_record.cu - operations into instructions (step.cuh). */
 #include "kernels/cuda/linear_batch.cuh"
+#include "kernels/cuda/linear_fp8.cuh"
 #include "kernels/cuda/step_list.cuh"
 
 namespace weft {
@@ -101,8 +102,9 @@ static bool input_fits(const weft_linear_args *a)
 
 bool StepList::product_fits(const weft_linear_args *a) const
 {
-    if (a->tokens > most_tokens && !(batch && batch_pays(a, true) && batch_fits(a))) return false;
-    if (a->w_dtype != a->x_dtype || a->n > 1 << 24 || a->k > 1 << 20 || a->add || !in_packs(a->x, a->x_stride) || !aligned(a->w, 16)) return false;
+    const bool fp8 = a->w_dtype == WEFT_F8E4M3;
+    if (fp8 ? !fp8_fits(a, false) : a->tokens > most_tokens && !(batch && batch_pays(a, true) && batch_fits(a))) return false;
+    if ((a->w_dtype != a->x_dtype && !fp8) || a->n > 1 << 24 || a->k > 1 << 20 || a->add || !in_packs(a->x, a->x_stride) || !aligned(a->w, 16)) return false;
     if (a->k % 64 != 0 || a->w_stride % 8 != 0 || (a->bias != NULL && a->bias_dtype != a->x_dtype)) return false;
     return a->y_dtype == a->x_dtype || a->y_dtype == WEFT_F32;
 }
@@ -126,6 +128,26 @@ static bool norm_joins(const weft_rms_norm_args *n, const weft_linear_args *a)
     return !overlap(n->x, x, n->y, y) && !overlap(n->residual, r, n->y, y) && !overlap(n->x, x, a->y, out) && !overlap(n->residual, r, a->y, out);
 }
 
+/* A product of fp8 weights does a norm without a residual; or one whose sum with the residual the product in front can do,
+ * which then does it. in: the norm. */
+static bool fp8_norm_joins(const StepInstruction *first, StepInstruction *in, const weft_linear_args *a)
+{
+    weft_rms_norm_args *n = &in->norm;
+    if (!fp8_fits(a, true)) return false;
+    if (n->residual == NULL) return true;
+    if (in == first || in[-1].kind != STEP_PRODUCT || in[-1].product.linear.w_dtype != WEFT_F8E4M3) return false;
+    StepProduct *p = &in[-1].product;
+    const weft_linear_args *l = &p->linear;
+    if (p->pairs != PAIRS_NONE || n->x != l->y || n->rows != l->tokens || n->cols != l->n || (n->x_stride != l->y_stride && n->rows > 1) || l->y_dtype != n->dtype)
+        return false;
+    const int64_t r = rows_bytes(n->rows, n->residual_stride, n->cols, n->dtype);
+    if (overlap(n->residual, r, l->x, rows_bytes(l->tokens, l->x_stride, l->k, l->x_dtype)) || overlap(n->residual, r, l->y, rows_bytes(l->tokens, l->y_stride, l->n, l->y_dtype)))
+        return false;
+    p->residual = n->residual, p->residual_stride = n->residual_stride;
+    n->x = n->residual, n->x_stride = n->residual_stride, n->residual = NULL;
+    return true;
+}
+
 /* Whether the norm's rows are this sum. */
 static bool norm_takes(const weft_rms_norm_args *n, const StepTake *take)
 {
@@ -141,7 +163,7 @@ bool StepList::take_product(const weft_linear_args *a, bool takes_sums)
     StepInstruction *in = last(STEP_NORM);
     weft_rms_norm_args norm;
     StepSum input = {};
-    const bool joins = in != NULL && input_fits(a) && norm_joins(&in->norm, a);
+    const bool joins = in != NULL && norm_joins(&in->norm, a) && (a->w_dtype == WEFT_F8E4M3 ? fp8_norm_joins(list, in, a) : input_fits(a));
     if (joins) {
         norm = in->norm;
         if (takes_sums && count > 1 && in[-1].kind == STEP_SUM && norm_takes(&norm, &in[-1].take)) {
@@ -176,7 +198,7 @@ int StepList::group_of(const weft_peer *peer) const
 bool StepList::take(const weft_linear_over_args *over)
 {
     const weft_linear_args *a = over->linear;
-    if (a->tokens > most_tokens || over->peer->size != 2 || blocks > WEFT_PEER_BLOCKS || a->n % 8 != 0 || (a->y_stride != a->n && a->tokens > 1) || a->y_dtype != a->x_dtype || !aligned(a->y, 16)) return false;
+    if (a->tokens > most_tokens || a->w_dtype != a->x_dtype || over->peer->size != 2 || blocks > WEFT_PEER_BLOCKS || a->n % 8 != 0 || (a->y_stride != a->n && a->tokens > 1) || a->y_dtype != a->x_dtype || !aligned(a->y, 16)) return false;
     if (!weft_peer_fits(over->peer, a->tokens * a->n, a->y_dtype) || count + 2 > capacity) return false;
     const int group = group_of(over->peer);
     if (group == STEP_GROUPS || !take_product(a, false)) return false;
