@@ -227,6 +227,11 @@ void check_fused(void)
         {5, 5, 2944, 24, 8, 128, 2912, 90, WEFT_BF16, WEFT_BF16, 0, 0, 0, 1},
         {6, 6, 2944, 48, 8, 64, 2900, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, 1},
         {16, 16, 3072, 24, 8, 128, 2752, 100, WEFT_BF16, WEFT_BF16, 0, 1, 1, 1},
+        {4, 4, 2048, 16, 4, 128, 3584, 120, WEFT_BF16, WEFT_F8E4M3, 1, 1, 0, 1},
+        {8, 5, 1024, 16, 8, 64, 1408, 60, WEFT_BF16, WEFT_F8E4M3, 1, 0, 0, 1},
+        {1, 1, 640, 5, 1, 128, 384, 40, WEFT_BF16, WEFT_F8E4M3, 1, 1, 0, 1},
+        {3, 2, 1152, 9, 3, 128, 1000, 90, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, 1},
+        {7, 7, 1536, 24, 2, 64, 128, 33, WEFT_BF16, WEFT_F8E4M3, 0, 1, 1, 0},
     };
     for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
         if (!check_skips()) layers(&shapes[i], i);
