@@ -18,34 +18,35 @@ struct Chosen {
     alignas(16) int first[CHOSEN_PAIRS];  /* the key where no pair in front has it, else INT_MAX */
 };
 
-/* One token with up to 32 choices, by one warp. */
+/* One token with up to 32 choices, by one warp; without `weights` nothing is known of weights. */
 __device__ __forceinline__ bool one_chooses(const weft_experts_args &a) { return a.tokens == 1 && a.top_k <= 32; }
-__device__ __forceinline__ void choose_of_one(const weft_experts_args &a, Chosen &c)
+__device__ __forceinline__ void choose_of_one(const weft_experts_args &a, Chosen &c, bool weights)
 {
     const int p = threadIdx.x % 32, top = (int)a.top_k;
     const int key = p < top ? local_expert(a, a.ids[p]) : -1;
-    const float given = p < top ? a.weights[p] : 0.0f, weight = key >= 0 ? given : 0.0f;
+    const float given = weights && p < top ? a.weights[p] : 0.0f, weight = key >= 0 ? given : 0.0f;
     const unsigned same = __match_any_sync(~0u, key);
     const bool first = key >= 0 && __ffs(same) - 1 == p;
     const unsigned firsts = __ballot_sync(~0u, first);
+    if (p == 0) c.count = __popc(firsts);
+    if (first) {
+        const int slot = __popc(firsts & ((1u << p) - 1));
+        c.expert[slot] = key, c.tokens[slot] = 1, c.pair[slot][0] = (uint8_t)p;
+    }
+    if (!weights) return;
     float sum = 0.0f;
     for (int i = 0; i < top; i++) {
         const float other = __shfl_sync(~0u, weight, i);
         if (same >> i & 1) sum += other;
     }
     c.key[p] = key, c.weight[p] = sum;
-    if (p == 0) c.count = __popc(firsts);
-    if (first) {
-        const int slot = __popc(firsts & ((1u << p) - 1));
-        c.expert[slot] = key, c.tokens[slot] = 1, c.pair[slot][0] = (uint8_t)p;
-    }
 }
 
 /* All threads of the block, at least CHOSEN_PAIRS. An expert that a token names twice has both weights. */
 __device__ static void choose_experts(const weft_experts_args &a, Chosen &c)
 {
     if (one_chooses(a)) {
-        if (threadIdx.x < 32) choose_of_one(a, c);
+        if (threadIdx.x < 32) choose_of_one(a, c, true);
         __syncthreads();
         return;
     }

@@ -77,11 +77,12 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
     float *factors = (float *)(input + TOKENS * pieces * FP8_INPUT_BYTES);
     const UpItems from = {a, s.chosen, width, tiles, Fp8Lane(threadIdx.x), nullptr};
     const int hint = from.hint(blockIdx.x), then = from.hint(blockIdx.x + gridDim.x); /* whatever is chosen */
+    if (threadIdx.x == F8_THREADS) map_prefetch(&map);
     dependency_wait();
     if (!alone) choose_experts(a, s.chosen);
     if (feeder) {
         if (alone) {
-            choose_of_one(a, s.chosen);
+            choose_of_one(a, s.chosen, false);
             __syncwarp();
             barrier_arrive(known);
         }
@@ -103,7 +104,6 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
     in.ask(a.x, a.x_stride);
     in.arrived();
     if (alone) barrier_wait(known, 0);
-    named_sync(1, F8_THREADS);
     const int items = s.chosen.count * tiles;
     const Fp8Scales<UpItems> scales(from, threadIdx.x, blockIdx.x, pieces, items, hint, then);
     Fp8Walk<TOKENS, UpItems> walk(ring, scales, input, factors);
