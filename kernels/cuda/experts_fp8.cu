@@ -13,6 +13,9 @@
 namespace weft {
 
 enum {
+    EX_GROUPS = 2, /* warpgroups that multiply; one warp more feeds them */
+    EX_WARPS = EX_GROUPS * 4,
+    EX_THREADS = EX_GROUPS * 128,
     EX_PLACES = 10, /* of a ring, at most */
     EX_LEAST = 6,
     EX_WIDE = 2 * FP8_SEGMENTS,             /* segments in a piece of `down` */
@@ -33,11 +36,11 @@ static int64_t down_input(const weft_experts_args *a)
 
 #ifdef WEFT_HOPPER
 
-struct UpShared {
+template <int TOKENS> struct UpShared {
     Fp8Barriers barriers;
     unsigned long long known; /* barrier: which experts they are, where the feeder's warp finds out */
     Chosen chosen;
-    Fp8Sums sums[2];
+    Fp8Sums<TOKENS, EX_GROUPS> sums[2];
 };
 
 /* Items (expert, tile), tile after tile. */
@@ -58,13 +61,13 @@ struct UpItems {
 
 #endif
 
-template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_up(const __grid_constant__ CUtensorMap map, const weft_experts_args a, float *act, int places)
+template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 32, 1) fp8_up(const __grid_constant__ CUtensorMap map, const weft_experts_args a, float *act, int places)
 {
 #ifdef WEFT_HOPPER
     extern __shared__ __align__(1024) char data[];
-    __shared__ UpShared s;
+    __shared__ UpShared<TOKENS> s;
     const int pieces = fp8_pieces(a.hidden), width = (int)a.intermediate, tiles = (width + 7) / 8, tokens = (int)a.tokens;
-    const bool feeder = threadIdx.x >= F8_THREADS;
+    const bool feeder = threadIdx.x >= EX_THREADS;
     Fp8Ring ring(data, s.barriers, places, feeder);
     const uint32_t known = shared_address(&s.known);
     if (threadIdx.x == 0) {
@@ -77,7 +80,7 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
     float *factors = (float *)(input + TOKENS * pieces * FP8_INPUT_BYTES);
     const UpItems from = {a, s.chosen, width, tiles, Fp8Lane(threadIdx.x), nullptr};
     const int hint = from.hint(blockIdx.x), then = from.hint(blockIdx.x + gridDim.x); /* whatever is chosen */
-    if (threadIdx.x == F8_THREADS) map_prefetch(&map);
+    if (threadIdx.x == EX_THREADS) map_prefetch(&map);
     dependency_wait();
     if (!alone) choose_experts(a, s.chosen);
     if (feeder) {
@@ -86,7 +89,7 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
             __syncwarp();
             barrier_arrive(known);
         }
-        if (threadIdx.x != F8_THREADS) return;
+        if (threadIdx.x != EX_THREADS) return;
         const int items = s.chosen.count * tiles;
         const uint64_t policy = fp8_policy();
         for (int item = blockIdx.x; item < items; item += gridDim.x) {
@@ -100,13 +103,13 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
         }
         return;
     }
-    const Fp8Input<TOKENS> in(input, factors, tokens, (int)a.hidden);
+    const Fp8Input<TOKENS, EX_GROUPS> in(input, factors, tokens, (int)a.hidden);
     in.ask(a.x, a.x_stride);
     in.arrived();
     if (alone) barrier_wait(known, 0);
     const int items = s.chosen.count * tiles;
-    const Fp8Scales<UpItems> scales(from, threadIdx.x, blockIdx.x, pieces, items, hint, then);
-    Fp8Walk<TOKENS, UpItems> walk(ring, scales, input, factors);
+    const Fp8Scales<EX_GROUPS, UpItems> scales(from, blockIdx.x, pieces, items, hint, then);
+    Fp8Walk<TOKENS, EX_GROUPS, UpItems> walk(ring, scales, input, factors);
     const int t = threadIdx.x / 8, r = threadIdx.x % 8;
     int side = 0;
     for (int item = blockIdx.x; item < items; item += gridDim.x, side ^= 1) {
@@ -115,7 +118,7 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
             if (item == (int)blockIdx.x) in.split(piece, a.quantize, [](float(&)[8], int, int) {});
         });
         s.sums[side].put(sum, walk.own);
-        named_sync(1, F8_THREADS);
+        named_sync(1, EX_THREADS);
         const int slot = item / tiles, row = item % tiles * 8 + r;
         if (t < tokens && row < width && s.chosen.tokens[slot] >> t & 1) {
             const float gate = s.sums[side].of(r, t), up = s.sums[side].of(8 + r, t);
@@ -133,7 +136,7 @@ struct DownShared {
     int here;                     /* pairs */
     uint16_t place[CHOSEN_PAIRS]; /* of a slot's first pair among all that are here */
     uint16_t order[CHOSEN_PAIRS]; /* these: F8_TOKENS * slot + token */
-    float sums[2][F8_WARPS][F8_TOKENS][8];
+    float sums[2][EX_WARPS][F8_TOKENS][8];
 };
 
 /* A lane of a piece of `down`: Fp8Lane with the second halves of its rows as more segments. */
@@ -179,7 +182,7 @@ __device__ __forceinline__ void order_pairs(DownShared &s)
 /* What `up` has left, in parts: of each piece of an expert its pairs one behind the other. */
 __device__ __forceinline__ void split_act(const weft_experts_args &a, const float *act, const DownShared &s, char *input, float *factors)
 {
-    enum { AT_ONCE = 4, STEP = F8_WARPS };
+    enum { AT_ONCE = 4, STEP = EX_WARPS };
     /* A warp takes two segments of a pair, or one and nothing. */
     const int lane = threadIdx.x % 16, side = threadIdx.x / 16 % 2, each = wide_pieces(a.intermediate), width = (int)a.intermediate;
     const int twos = (width / 128 + 1) / 2, all = s.chosen.count > 0 ? s.here * twos : 0;
@@ -210,20 +213,20 @@ __device__ __forceinline__ void split_act(const weft_experts_args &a, const floa
 
 #endif
 
-template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_down(const __grid_constant__ CUtensorMap map, const weft_experts_args a, const float *act, int places)
+template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 32, 1) fp8_down(const __grid_constant__ CUtensorMap map, const weft_experts_args a, const float *act, int places)
 {
 #ifdef WEFT_HOPPER
     extern __shared__ __align__(1024) char data[];
     __shared__ DownShared s;
     const int hidden = (int)a.hidden, tiles = (hidden + 7) / 8, tokens = (int)a.tokens, segments = (int)a.intermediate / 128;
-    const bool feeder = threadIdx.x >= F8_THREADS;
+    const bool feeder = threadIdx.x >= EX_THREADS;
     Fp8Ring ring(data, s.barriers, places, feeder);
     if (threadIdx.x == 0) ring.init();
     /* `up` has waited for the kernels in front of it before it let this one start: the choice is there. */
     choose_experts(a, s.chosen);
     const int each = wide_pieces(a.intermediate), pieces = s.chosen.count * each;
     if (feeder) {
-        if (threadIdx.x != F8_THREADS) return;
+        if (threadIdx.x != EX_THREADS) return;
         const uint64_t policy = fp8_policy();
         for (int item = blockIdx.x; item < tiles; item += gridDim.x)
             for (int piece = 0; piece < pieces; piece++) {
@@ -237,16 +240,16 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
     char *input = data + places * FP8_PIECE_BYTES;
     float *factors = (float *)(input + (tokens * (int)a.top_k + 1) * each * EX_ACT_BYTES);
     const DownItems own(a, s.chosen);
-    Fp8Scales<DownItems> scales(own, threadIdx.x, blockIdx.x, pieces, pieces > 0 ? tiles : 0, own.hint(blockIdx.x), own.hint(blockIdx.x + gridDim.x));
+    Fp8Scales<EX_GROUPS, DownItems> scales(own, blockIdx.x, pieces, pieces > 0 ? tiles : 0, own.hint(blockIdx.x), own.hint(blockIdx.x + gridDim.x));
     float scale = scales.ask(), scale_then = scales.ask();
     dependency_wait();
-    named_sync(1, F8_THREADS);
+    named_sync(1, EX_THREADS);
     split_act(a, act, s, input, factors);
-    named_sync(1, F8_THREADS);
+    named_sync(1, EX_THREADS);
     const uint32_t x = fp8_low(shared_address(input)), w = fp8_low(ring.data);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = threadIdx.x / 8, r = threadIdx.x % 8;
     Fp8Place mine = {0, 0};
-    int side = 0, piece = threadIdx.x / 128;
+    int side = 0, piece = fp8_group();
     mine.advance(piece, places);
     for (int item = blockIdx.x; item < tiles; item += gridDim.x, side ^= 1) {
         float sum[TOKENS] = {};
@@ -275,10 +278,10 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
             }
             if (lane == 0) barrier_arrive(ring.empty + 8 * mine.slot);
             by = scales.ask();
-            mine.advance(2, places);
-            piece += 2;
+            mine.advance(EX_GROUPS, places);
+            piece += EX_GROUPS;
         };
-        while (piece + 2 < pieces) one(scale), one(scale_then);
+        while (piece + EX_GROUPS < pieces) one(scale), one(scale_then);
         if (piece < pieces) {
             one(scale);
             const float other = scale;
@@ -290,11 +293,11 @@ template <int TOKENS> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_
             const float both = sum[k] + __shfl_xor_sync(~0u, sum[k], 1);
             if (own.used && lane % 2 == 0) s.sums[side][warp][k][lane / 4] = both;
         }
-        named_sync(1, F8_THREADS);
+        named_sync(1, EX_THREADS);
         if (t >= tokens || item * 8 + r >= hidden) continue;
         float y = 0.0f;
 #pragma unroll
-        for (int i = 0; i < F8_WARPS; i++) y += s.sums[side][i][t][r];
+        for (int i = 0; i < EX_WARPS; i++) y += s.sums[side][i][t][r];
         store(a.y, a.y_dtype, t * a.y_stride + item * 8 + r, y);
     }
 #endif
@@ -309,9 +312,9 @@ struct Places {
 static Places places_of(const weft_experts_args *a)
 {
     const int64_t fixed = 14 << 10, room = a->cuda->shared + (1 << 10), up = up_input(a) + fixed, down = down_input(a) + fixed;
-    const int both = fp8_places((room - up - down) / 2, EX_PLACES);
+    const int both = fp8_places((room - up - down) / 2, EX_PLACES, EX_GROUPS);
     if (both >= EX_LEAST) return {both, both};
-    const Places alone = {fp8_places(a->cuda->shared - up, EX_PLACES), fp8_places(a->cuda->shared - down, EX_PLACES)};
+    const Places alone = {fp8_places(a->cuda->shared - up, EX_PLACES, EX_GROUPS), fp8_places(a->cuda->shared - down, EX_PLACES, EX_GROUPS)};
     return alone.up >= EX_LEAST && alone.down >= EX_LEAST ? alone : Places{0, 0};
 }
 
@@ -335,8 +338,8 @@ template <int TOKENS> static void start(const CUtensorMap &up, const CUtensorMap
     const size_t up_bytes = (size_t)(places.up * (int64_t)FP8_PIECE_BYTES + up_input(a)), down_bytes = (size_t)(places.down * (int64_t)FP8_PIECE_BYTES + down_input(a));
     (void)cudaFuncSetAttribute(fp8_up<TOKENS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)up_bytes);
     (void)cudaFuncSetAttribute(fp8_down<TOKENS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)down_bytes);
-    launch(fp8_up<TOKENS>, (unsigned)a->cuda->sms, F8_THREADS + 32, up_bytes, stream, up, *a, act, places.up);
-    launch(fp8_down<TOKENS>, (unsigned)least(a->cuda->sms, div_up(a->hidden, 8)), F8_THREADS + 32, down_bytes, stream, down, *a, (const float *)act, places.down);
+    launch(fp8_up<TOKENS>, (unsigned)a->cuda->sms, EX_THREADS + 32, up_bytes, stream, up, *a, act, places.up);
+    launch(fp8_down<TOKENS>, (unsigned)least(a->cuda->sms, div_up(a->hidden, 8)), EX_THREADS + 32, down_bytes, stream, down, *a, (const float *)act, places.down);
 }
 
 bool fp8_experts(const weft_experts_args *a, float *act, void *stream)

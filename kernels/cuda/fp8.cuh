@@ -142,19 +142,22 @@ __device__ __forceinline__ void fp8_piece(float (&sum)[TOKENS], const Fp8Lane &o
     for (int t = 0; t < TOKENS; t++) sum[t] = fmaf(scale * f[t], own.sum(d + 4 * t), sum[t]);
 }
 
-/* The scales of a lane's row and segment, one piece after the other. A warpgroup of a block's two takes every second
- * piece, counted on over all items; items are item, item + gridDim.x and so on. Two are on their way, in registers
+/* The number of the warpgroup: the same in all lanes, as the compiler sees it too. */
+__device__ __forceinline__ int fp8_group() { return __shfl_sync(~0u, (int)threadIdx.x / 128, 0); }
+
+/* The scales of a lane's row and segment, one piece after the other. Each of a block's GROUPS warpgroups takes a piece in
+ * turn, counted on over all items; items are item, item + gridDim.x and so on. Two are on their way, in registers
  * that do not move, since a move would wait for them: the caller keeps them.
  *     int hint(int item)                  what begin() wants to have been read in advance
  *     void begin(int item, int hint)      an item
  *     const float *at(int piece)          the lane's there, NULL: none */
-template <class C> struct Fp8Scales {
+template <int GROUPS, class C> struct Fp8Scales {
     C from;
     const int pieces, items;
     int item, piece, then; /* of the next one to be asked for; the next item's hint */
     /* hint, hint_then: of the first two items, where there are any. */
-    __device__ __forceinline__ Fp8Scales(const C &c, int thread, int first, int item_pieces, int count, int hint, int hint_then)
-        : from(c), pieces(item_pieces), items(count), item(first), piece(thread / 128), then(hint_then)
+    __device__ __forceinline__ Fp8Scales(const C &c, int first, int item_pieces, int count, int hint, int hint_then)
+        : from(c), pieces(item_pieces), items(count), item(first), piece(fp8_group()), then(hint_then)
     {
         if (item < items) from.begin(item, hint);
     }
@@ -169,7 +172,7 @@ template <class C> struct Fp8Scales {
         }
         if (item >= items) return 0.0f;
         const float *p = from.at(piece);
-        piece += 2;
+        piece += GROUPS;
         return p != nullptr ? __ldg(p) : 0.0f;
     }
 };

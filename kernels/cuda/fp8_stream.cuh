@@ -1,5 +1,8 @@
 /* kernels/cuda/fp8_stream.cuh - kernels around fp8.cuh: a block's ring of pieces, filled by one thread through the
- * copy engine and read by two warpgroups in turns. */
+ * copy engine and read by GROUPS warpgroups in turns.
+ *
+ * A piece takes its warpgroup longer than the copy engine to bring it, and the more so the fewer warpgroups there are: only when
+ * they are faster together than memory is does a full ring make up for a time in which they waited. */
 #pragma once
 
 #include <cuda.h>
@@ -10,15 +13,12 @@
 namespace weft {
 
 enum {
-    F8_WARPS = 8, /* that multiply */
-    F8_THREADS = F8_WARPS * 32,
     F8_TOKENS = 8,
-    F8_MOST = 10 /* places of a ring; more make no block faster, and those of the next kernel get in the way */
+    F8_MOST = 24 /* places of a ring */
 };
-/* Places of a ring: an even number, so that a place is always the same warpgroup's. (It may find out whether a piece
- * has come only while the one before it at this place has.) */
-static inline int fp8_places(int64_t room, int64_t most) { return (int)((room / FP8_PIECE_BYTES < most ? room / FP8_PIECE_BYTES : most) & ~(int64_t)1); }
-
+/* Places of a ring: a multiple of the warpgroups, so that a place is always the same one's. (It may find out whether a
+ * piece has come only while the one before it at this place has.) */
+static inline int fp8_places(int64_t room, int64_t most, int groups) { return (int)((room / FP8_PIECE_BYTES < most ? room / FP8_PIECE_BYTES : most) / groups * groups); }
 
 /* Tokens as the tensor cores take them. */
 __host__ __device__ __forceinline__ int fp8_padded(int64_t tokens) { return tokens <= 2 ? (int)tokens : tokens <= 4 ? 4 : 8; }
@@ -47,6 +47,8 @@ struct Fp8Ring {
     __device__ __forceinline__ Fp8Ring(const char *ring, const Fp8Barriers &b, int count, bool feeder)
         : data(shared_address(ring)), full(shared_address(b.full)), empty(shared_address(b.empty)), places(count), place{0, feeder}
     {
+        /* Kept in registers, not found out anew for every piece. */
+        asm volatile("" : "+r"(data), "+r"(full), "+r"(empty), "+r"(places));
     }
     /* By one thread, before the others come. */
     __device__ __forceinline__ void init() const
@@ -85,7 +87,7 @@ __device__ __forceinline__ void fp8_copy(uint32_t to, const CUtensorMap *map, in
  * Each warpgroup makes the parts of a piece just before it multiplies it for the first time, so that the ring empties
  * meanwhile. A thread asks for what it is going to split, 16 bytes of a segment, and has them put where that segment's
  * parts will be. Of two pieces, those that follow one another in its warpgroup, each half of a warp has one segment. */
-template <int TOKENS> struct Fp8Input {
+template <int TOKENS, int GROUPS> struct Fp8Input {
     char *const input;
     float *const factors;
     const int tokens, columns, pieces;
@@ -93,8 +95,8 @@ template <int TOKENS> struct Fp8Input {
         : input(to), factors(factors_at), tokens(count), columns(k), pieces(fp8_pieces(k))
     {
     }
-    static __device__ __forceinline__ int group() { return threadIdx.x / 128; }
-    static __device__ __forceinline__ int ahead() { return threadIdx.x % 128 / 64 * 2; } /* of the two pieces the second? */
+    static __device__ __forceinline__ int group() { return fp8_group(); }
+    static __device__ __forceinline__ int ahead() { return threadIdx.x % 128 / 64 * GROUPS; } /* of the two pieces the second? */
     static __device__ __forceinline__ int segment() { return threadIdx.x / 16 % FP8_SEGMENTS; }
     static __device__ __forceinline__ int column(int piece) { return (piece * FP8_SEGMENTS + segment()) * 128 + threadIdx.x % 16 * 8; }
     /* 16 bytes of the thread in a token's piece, before they are split. */
@@ -102,7 +104,7 @@ template <int TOKENS> struct Fp8Input {
     /* f(piece) for the thread's share. */
     template <class F> __device__ __forceinline__ void each(F f) const
     {
-        for (int piece = group() + ahead(); piece < pieces; piece += 4)
+        for (int piece = group() + ahead(); piece < pieces; piece += 2 * GROUPS)
             if (column(piece) < columns) f(piece);
     }
     /* rows: bfloat16, in whole 16 bytes. */
@@ -143,19 +145,19 @@ template <int TOKENS> struct Fp8Input {
     }
 };
 
-/* A warpgroup's way through the pieces of all items, every second one. */
-template <int TOKENS, class C> struct Fp8Walk {
+/* A warpgroup's way through the pieces of all items, every one of GROUPS. */
+template <int TOKENS, int GROUPS, class C> struct Fp8Walk {
     const Fp8Ring &ring;
-    Fp8Scales<C> scales;
+    Fp8Scales<GROUPS, C> scales;
     const Fp8Lane own;
     const uint32_t x, x_high, factors;
     Fp8Place mine;
     int piece; /* of the item */
     float scale, scale_then;
     /* input, factors: as Fp8Input makes them. */
-    __device__ __forceinline__ Fp8Walk(const Fp8Ring &r, const Fp8Scales<C> &s, const char *input, const float *factors_at)
+    __device__ __forceinline__ Fp8Walk(const Fp8Ring &r, const Fp8Scales<GROUPS, C> &s, const char *input, const float *factors_at)
         : ring(r), scales(s), own(threadIdx.x), x(fp8_low(shared_address(input))), x_high(fp8_high(s.pieces * FP8_INPUT_BYTES)),
-          factors(shared_address(factors_at + own.segment * TOKENS)), mine{0, 0}, piece(threadIdx.x / 128)
+          factors(shared_address(factors_at + own.segment * TOKENS)), mine{0, 0}, piece(fp8_group())
     {
         mine.advance(piece, ring.places);
         scale = scales.ask(), scale_then = scales.ask();
@@ -168,8 +170,8 @@ template <int TOKENS, class C> struct Fp8Walk {
                       if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty + 8 * mine.slot);
                   });
         by = scales.ask();
-        mine.advance(2, ring.places);
-        piece += 2;
+        mine.advance(GROUPS, ring.places);
+        piece += GROUPS;
     }
     /* An item of 16 rows: what this lane has of the sums of its row, of each token. before(piece): the piece and this
      * warpgroup's next one are about to be multiplied. */
@@ -177,7 +179,7 @@ template <int TOKENS, class C> struct Fp8Walk {
     {
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) sum[t] = 0.0f;
-        while (piece + 2 < scales.pieces) {
+        while (piece + GROUPS < scales.pieces) {
             before(piece);
             one(sum, scale), one(sum, scale_then);
         }
@@ -192,9 +194,9 @@ template <int TOKENS, class C> struct Fp8Walk {
 };
 
 /* Sums of an item by warp, token and row of a half. */
-struct Fp8Sums {
-    float v[F8_WARPS][F8_TOKENS][8];
-    template <int TOKENS> __device__ __forceinline__ void put(const float (&sum)[TOKENS], const Fp8Lane &own)
+template <int TOKENS, int GROUPS> struct Fp8Sums {
+    float v[4 * GROUPS][TOKENS][8];
+    __device__ __forceinline__ void put(const float (&sum)[TOKENS], const Fp8Lane &own)
     {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -206,7 +208,10 @@ struct Fp8Sums {
     __device__ __forceinline__ float of(int row, int token) const
     {
         const int half = row / 8 * 2;
-        return (v[half][token][row % 8] + v[half + 1][token][row % 8]) + (v[half + 4][token][row % 8] + v[half + 5][token][row % 8]);
+        float sum = 0.0f;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) sum += v[4 * g + half][token][row % 8] + v[4 * g + half + 1][token][row % 8];
+        return sum;
     }
 };
 

@@ -11,15 +11,18 @@
 namespace weft {
 
 enum {
-    F8_PLACES = 8,        /* of a ring */
-    F8_LEAST = 6,
+    F8_GROUPS = 4, /* warpgroups that multiply */
+    F8_WARPS = F8_GROUPS * 4,
+    F8_THREADS = F8_GROUPS * 128, /* one warp more feeds them, and another looks up what turns a head's elements */
+    F8_PLACES = 8,                /* of a ring */
+    F8_LEAST = 4,
     F8_SHARED = 116 << 10, /* at least, so that a multiprocessor never takes two blocks of a product */
     F8_HEAD = 256          /* elements of a head that is rotated, at most */
 };
 
 enum Fp8End { END_PLAIN, END_SILU, END_HEADS };
 
-static const int64_t fixed_bytes = 14 << 10; /* of shared memory, besides the ring and the activations */
+static const int64_t fixed_bytes = 19 << 10; /* of shared memory, besides the ring and the activations */
 
 /* Activations, their factors and, with a norm, its gains. */
 static int64_t input_bytes(const weft_linear_args *a, bool norm)
@@ -45,7 +48,8 @@ struct Fp8Job {
 
 template <int TOKENS, int END> struct ProductShared {
     Fp8Barriers barriers;
-    Fp8Sums sums[2];
+    unsigned long long known; /* barrier: angles and places */
+    Fp8Sums<TOKENS, F8_GROUPS> sums[2];
     float squares[F8_WARPS][TOKENS];
     int64_t places[TOKENS];                                                  /* of tokens in the pages */
     float turns[END == END_HEADS ? TOKENS : 1][END == END_HEADS ? F8_HEAD : 1]; /* of tokens: cosines, then sines */
@@ -77,22 +81,23 @@ template <int END> struct ProductScales {
     }
 };
 
-/* Angles and places of the tokens, of the host's arrays alone. A token without a place in the table is not turned. */
+/* Angles and places of the tokens, of the host's arrays alone, by one warp. A token without a place in the table is not turned. */
 template <int TOKENS, int END> __device__ __forceinline__ void look_up(const Fp8Job &job, ProductShared<TOKENS, END> &s)
 {
-    if (END != END_HEADS) return;
-    const int tokens = (int)job.a.tokens, half = job.apart;
-    if ((int)threadIdx.x < tokens) s.places[threadIdx.x] = job.pages.tokens > 0 ? place_of(job.pages, threadIdx.x) : -1;
-    for (int t = 0; t < tokens; t++)
-        for (int i = threadIdx.x; i < 2 * half; i += F8_THREADS) {
-            const int position = job.rope.positions[t];
-            const bool known = position >= 0 && position < job.rope.max_positions;
+    const int tokens = (int)job.a.tokens, half = job.apart, lane = threadIdx.x % 32;
+    for (int t = 0; t < tokens; t++) {
+        const int position = job.rope.positions[t];
+        const bool known = position >= 0 && position < job.rope.max_positions;
+#pragma unroll 4
+        for (int i = lane; i < 2 * half; i += 32)
             s.turns[t][i] = known ? __ldg(job.rope.cos_sin + (int64_t)position * 2 * half + i) : i < half ? 1.0f : 0.0f;
-        }
+    }
+    if (lane < tokens) s.places[lane] = job.pages.tokens > 0 ? place_of(job.pages, lane) : -1;
+    barrier_arrive(shared_address(&s.known));
 }
 
 /* What the norm multiplies each token by. By all that multiply. */
-template <int TOKENS, int END> __device__ __forceinline__ void norm_factors(const Fp8Job &job, const Fp8Input<TOKENS> &in, ProductShared<TOKENS, END> &s, float (&by)[TOKENS])
+template <int TOKENS, int END> __device__ __forceinline__ void norm_factors(const Fp8Job &job, const Fp8Input<TOKENS, F8_GROUPS> &in, ProductShared<TOKENS, END> &s, float (&by)[TOKENS])
 {
     float sum[TOKENS] = {};
     in.each([&](int piece) {
@@ -136,7 +141,7 @@ __device__ __forceinline__ float rounded(float v) { return widen(narrow<bf16>(v)
 
 /* An item's sums of token t into results; r: row of 8, or of 16 where there are no pairs. */
 template <int TOKENS, int END>
-__device__ __forceinline__ void finish_item(const Fp8Job &job, const ProductShared<TOKENS, END> &s, const Fp8Sums &sums, int item, int t, int r, float residual)
+__device__ __forceinline__ void finish_item(const Fp8Job &job, const ProductShared<TOKENS, END> &s, const Fp8Sums<TOKENS, F8_GROUPS> &sums, int item, int t, int r, float residual)
 {
     const int row = row_of<END>(job, item) + r, mate = row + job.apart;
     const weft_linear_args &a = job.a;
@@ -157,6 +162,7 @@ __device__ __forceinline__ void finish_item(const Fp8Job &job, const ProductShar
         ((bf16 *)job.silu.y)[t * job.silu.y_stride + row] = narrow<bf16>(first / (1.0f + expf(-first)) * second);
     } else {
         const int half = job.apart, at = row % (2 * half);
+        barrier_wait(shared_address(&s.known), 0);
         if (row < job.rope.heads * 2 * half) {
             const float cos = s.turns[t][at], sin = s.turns[t][half + at], x = first;
             first = x * cos - second * sin, second = second * cos + x * sin;
@@ -176,7 +182,7 @@ __device__ __forceinline__ void finish_item(const Fp8Job &job, const ProductShar
 
 #endif
 
-template <int TOKENS, int END> __global__ void __launch_bounds__(F8_THREADS + 32, 1) fp8_rows(const __grid_constant__ Fp8Job job)
+template <int TOKENS, int END> __global__ void __launch_bounds__(F8_THREADS + 64, 1) fp8_rows(const __grid_constant__ Fp8Job job)
 {
 #ifdef WEFT_HOPPER
     extern __shared__ __align__(1024) char data[];
@@ -185,9 +191,13 @@ template <int TOKENS, int END> __global__ void __launch_bounds__(F8_THREADS + 32
     const int pieces = fp8_pieces(a.k), items = job.items, tokens = (int)a.tokens;
     const bool feeder = threadIdx.x >= F8_THREADS;
     Fp8Ring ring(data, s.barriers, job.places, feeder);
-    if (threadIdx.x == 0) ring.init();
+    if (threadIdx.x == 0) {
+        barrier_init(shared_address(&s.known), 32);
+        ring.init();
+    }
     __syncthreads();
     if (feeder) {
+        if (END == END_HEADS && threadIdx.x >= F8_THREADS + 32) look_up(job, s);
         if (threadIdx.x != F8_THREADS) return;
         const uint64_t policy = fp8_policy();
         for (int item = blockIdx.x; item < items; item += gridDim.x) {
@@ -204,13 +214,12 @@ template <int TOKENS, int END> __global__ void __launch_bounds__(F8_THREADS + 32
     char *input = data + job.places * FP8_PIECE_BYTES;
     float *factors = (float *)(input + TOKENS * pieces * FP8_INPUT_BYTES);
     bf16 *gains = (bf16 *)(factors + TOKENS * pieces * FP8_SEGMENTS);
-    const Fp8Input<TOKENS> in(input, factors, tokens, (int)a.k);
+    const Fp8Input<TOKENS, F8_GROUPS> in(input, factors, tokens, (int)a.k);
     const bool normed = job.norm.cols > 0;
     if (normed) in.each([&](int piece) { in.copy16(shared_address(gains + in.column(piece)), (const bf16 *)job.norm.gain + in.column(piece)); });
     const ProductScales<END> from = {job, Fp8Lane(threadIdx.x), nullptr};
-    const Fp8Scales<ProductScales<END>> scales(from, threadIdx.x, blockIdx.x, pieces, items, from.hint(blockIdx.x), from.hint(blockIdx.x + gridDim.x));
-    Fp8Walk<TOKENS, ProductScales<END>> walk(ring, scales, input, factors);
-    look_up(job, s);
+    const Fp8Scales<F8_GROUPS, ProductScales<END>> scales(from, blockIdx.x, pieces, items, from.hint(blockIdx.x), from.hint(blockIdx.x + gridDim.x));
+    Fp8Walk<TOKENS, F8_GROUPS, ProductScales<END>> walk(ring, scales, input, factors);
     dependency_wait();
     in.ask(normed ? job.norm.x : a.x, normed ? job.norm.x_stride : a.x_stride);
     in.arrived();
@@ -251,10 +260,10 @@ template <int TOKENS, int END> static void start(Fp8Job &job, void *stream)
 {
     const weft_linear_args *a = &job.a;
     const bool norm = job.norm.cols > 0;
-    job.places = fp8_places(a->cuda->shared - fixed_bytes - input_bytes(a, norm), F8_PLACES);
+    job.places = fp8_places(a->cuda->shared - fixed_bytes - input_bytes(a, norm), F8_PLACES, F8_GROUPS);
     const size_t bytes = (size_t)most(job.places * (int64_t)FP8_PIECE_BYTES + input_bytes(a, norm), F8_SHARED);
     (void)cudaFuncSetAttribute(fp8_rows<TOKENS, END>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    launch(fp8_rows<TOKENS, END>, (unsigned)least(a->cuda->sms, job.items), F8_THREADS + 32, bytes, stream, job);
+    launch(fp8_rows<TOKENS, END>, (unsigned)least(a->cuda->sms, job.items), F8_THREADS + (END == END_HEADS ? 64 : 32), bytes, stream, job);
 }
 
 template <int END> static void by_tokens(Fp8Job &job, void *stream)
