@@ -13,11 +13,11 @@
 namespace weft {
 
 enum {
-    EX_GROUPS = 2, /* warpgroups that multiply; one warp more feeds them */
+    EX_GROUPS = 4, /* warpgroups that multiply; two warps more feed them */
     EX_WARPS = EX_GROUPS * 4,
     EX_THREADS = EX_GROUPS * 128,
-    EX_PLACES = 10, /* of a ring, at most */
-    EX_LEAST = 6,
+    EX_PLACES = 12, /* of a ring, at most */
+    EX_LEAST = 4,
     EX_WIDE = 2 * FP8_SEGMENTS,             /* segments in a piece of `down` */
     EX_ACT_BYTES = 2 * FP8_INPUT_BYTES      /* of a pair in such a piece: 16 rows of 128 bytes */
 };
@@ -37,38 +37,39 @@ static int64_t down_input(const weft_experts_args *a)
 #ifdef WEFT_HOPPER
 
 template <int TOKENS> struct UpShared {
-    Fp8Barriers barriers;
+    Fp8Places places;
     unsigned long long known; /* barrier: which experts they are, where the feeder's warp finds out */
     Chosen chosen;
     Fp8Sums<TOKENS, EX_GROUPS> sums[2];
 };
 
-/* Items (expert, tile), tile after tile. */
-struct UpItems {
-    const weft_experts_args &a;
-    const Chosen &chosen;
-    int width, tiles;
-    Fp8Lane lane;
-    const float *scales;
-    __device__ __forceinline__ int row() const { return lane.row % 8 + (lane.row >= 8 ? width : 0); }
-    __device__ __forceinline__ int hint(int item) const { return __ldg(a.up.scale_row + min(item % tiles * 8 + row(), 2 * width - 1)); }
-    __device__ __forceinline__ void begin(int item, int hint) { scales = scales_of(a.up, chosen.expert[item / tiles], hint) + lane.segment; }
-    __device__ __forceinline__ const float *at(int piece) const
-    {
-        return (piece * FP8_SEGMENTS + lane.segment) * 128 < (int)a.hidden ? scales + piece * FP8_SEGMENTS : nullptr;
+/* The scales of all items, (expert, tile), tile after tile. hint: the scale rows of entries lane and lane + 32 of the first. */
+__device__ __forceinline__ void up_hints(const weft_experts_args &a, int item, int tiles, int (&hint)[2])
+{
+    const int width = (int)a.intermediate, row = item % tiles * 8 + threadIdx.x % 32 / 4, last = 2 * width - 1;
+    hint[0] = __ldg(a.up.scale_row + min(row, last)), hint[1] = __ldg(a.up.scale_row + min(row + width, last));
+}
+__device__ __forceinline__ void up_scales(const weft_experts_args &a, const Chosen &chosen, Fp8Ring &ring, int tiles, int (&hint)[2])
+{
+    const int pieces = fp8_pieces(a.hidden), items = chosen.count * tiles, segment = threadIdx.x % FP8_SEGMENTS, count = (int)a.hidden / 128;
+    for (int item = blockIdx.x; item < items; item += gridDim.x) {
+        const float *at[2];
+        for (int h = 0; h < 2; h++) at[h] = scales_of(a.up, chosen.expert[item / tiles], hint[h]) + segment;
+        up_hints(a, item + gridDim.x, tiles, hint);
+        for (int piece = 0; piece < pieces; piece++)
+            ring.bring_scales(a.up.scale, [&](int h) { return piece * FP8_SEGMENTS + segment < count ? at[h] + piece * FP8_SEGMENTS : nullptr; });
     }
-};
+}
 
 #endif
 
-template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 32, 1) fp8_up(const __grid_constant__ CUtensorMap map, const weft_experts_args a, float *act, int places)
+template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 64, TOKENS == 1 ? 2 : 1) fp8_up(const __grid_constant__ CUtensorMap map, const weft_experts_args a, float *act, int places)
 {
 #ifdef WEFT_HOPPER
     extern __shared__ __align__(1024) char data[];
     __shared__ UpShared<TOKENS> s;
     const int pieces = fp8_pieces(a.hidden), width = (int)a.intermediate, tiles = (width + 7) / 8, tokens = (int)a.tokens;
-    const bool feeder = threadIdx.x >= EX_THREADS;
-    Fp8Ring ring(data, s.barriers, places, feeder);
+    Fp8Ring ring(data, s.places, places);
     const uint32_t known = shared_address(&s.known);
     if (threadIdx.x == 0) {
         barrier_init(known, 32);
@@ -78,12 +79,17 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 32, 1) fp8_
     const bool alone = one_chooses(a); /* then the feeder's warp does it, beside the others */
     char *input = data + places * FP8_PIECE_BYTES;
     float *factors = (float *)(input + TOKENS * pieces * FP8_INPUT_BYTES);
-    const UpItems from = {a, s.chosen, width, tiles, Fp8Lane(threadIdx.x), nullptr};
-    const int hint = from.hint(blockIdx.x), then = from.hint(blockIdx.x + gridDim.x); /* whatever is chosen */
+    int hint[2]; /* of the warp that brings scales, whatever is chosen */
+    if (threadIdx.x >= EX_THREADS + 32) up_hints(a, blockIdx.x, tiles, hint);
     if (threadIdx.x == EX_THREADS) map_prefetch(&map);
     dependency_wait();
     if (!alone) choose_experts(a, s.chosen);
-    if (feeder) {
+    if (threadIdx.x >= EX_THREADS + 32) {
+        if (alone) barrier_wait(known, 0);
+        up_scales(a, s.chosen, ring, tiles, hint);
+        return;
+    }
+    if (threadIdx.x >= EX_THREADS) {
         if (alone) {
             choose_of_one(a, s.chosen, false);
             __syncwarp();
@@ -106,17 +112,15 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 32, 1) fp8_
     const Fp8Input<TOKENS, EX_GROUPS> in(input, factors, tokens, (int)a.hidden);
     in.ask(a.x, a.x_stride);
     in.arrived();
+    in.split(a.quantize, [](float(&)[8], int, int) {});
     if (alone) barrier_wait(known, 0);
     const int items = s.chosen.count * tiles;
-    const Fp8Scales<EX_GROUPS, UpItems> scales(from, blockIdx.x, pieces, items, hint, then);
-    Fp8Walk<TOKENS, EX_GROUPS, UpItems> walk(ring, scales, input, factors);
+    Fp8Walk<TOKENS, EX_GROUPS> walk(ring, pieces, input, factors);
     const int t = threadIdx.x / 8, r = threadIdx.x % 8;
     int side = 0;
     for (int item = blockIdx.x; item < items; item += gridDim.x, side ^= 1) {
         float sum[TOKENS];
-        walk.item(sum, [&](int piece) {
-            if (item == (int)blockIdx.x) in.split(piece, a.quantize, [](float(&)[8], int, int) {});
-        });
+        walk.item(sum);
         s.sums[side].put(sum, walk.own);
         named_sync(1, EX_THREADS);
         const int slot = item / tiles, row = item % tiles * 8 + r;
@@ -130,35 +134,26 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 32, 1) fp8_
 
 #ifdef WEFT_HOPPER
 
-struct DownShared {
-    Fp8Barriers barriers;
+template <int TOKENS> struct DownShared {
+    Fp8Places places;
     Chosen chosen;
     int here;                     /* pairs */
     uint16_t place[CHOSEN_PAIRS]; /* of a slot's first pair among all that are here */
     uint16_t order[CHOSEN_PAIRS]; /* these: F8_TOKENS * slot + token */
-    float sums[2][EX_WARPS][F8_TOKENS][8];
+    float sums[2][EX_WARPS][TOKENS][8];
 };
 
 /* A lane of a piece of `down`: Fp8Lane with the second halves of its rows as more segments. */
-struct DownItems {
-    const weft_experts_args &a;
-    const Chosen &chosen;
-    int each, segment, row, expert_scales; /* pieces of an expert; in a piece; in an item; scales of an expert */
+struct DownLane {
+    int segment, row; /* in a piece; in an item */
     bool used, second, odd;
-    const float *scales;
-    __device__ __forceinline__ DownItems(const weft_experts_args &args, const Chosen &c)
-        : a(args), chosen(c), each(wide_pieces(args.intermediate)), segment(threadIdx.x / 64 % 2 * FP8_SEGMENTS + threadIdx.x % 4), row(threadIdx.x % 32 / 4),
-          expert_scales((int)(args.down.scale_rows * args.down.scale_stride)), used(Fp8Lane(threadIdx.x).used), second(segment >= FP8_SEGMENTS),
-          odd(segment % 2), scales(nullptr)
+    __device__ __forceinline__ DownLane()
+        : segment(threadIdx.x / 64 % 2 * FP8_SEGMENTS + threadIdx.x % 4), row(threadIdx.x % 32 / 4), used(Fp8Lane(threadIdx.x).used),
+          second(segment >= FP8_SEGMENTS), odd(segment % 2)
     {
     }
-    __device__ __forceinline__ int hint(int item) const { return __ldg(a.down.scale_row + min(item * 8 + row, (int)a.hidden - 1)); }
-    __device__ __forceinline__ void begin(int, int hint) { scales = scales_of(a.down, 0, hint) + segment; }
-    __device__ __forceinline__ const float *at(int piece) const
-    {
-        const int slot = each == 1 ? piece : piece / each, part = (piece - slot * each) * EX_WIDE;
-        return (part + segment) * 128 < (int)a.intermediate ? scales + (int64_t)chosen.expert[slot] * expert_scales + part : nullptr;
-    }
+    /* Where among a piece's scales that of the lane is. */
+    __device__ __forceinline__ int entry() const { return segment / FP8_SEGMENTS * 32 + 4 * row + segment % FP8_SEGMENTS; }
     /* d: eight of a pair. */
     __device__ __forceinline__ float sum(const float *d) const
     {
@@ -167,8 +162,25 @@ struct DownItems {
     }
 };
 
+/* The scales of all items. */
+__device__ __forceinline__ void down_scales(const weft_experts_args &a, const Chosen &chosen, Fp8Ring &ring, int tiles, int pieces)
+{
+    const int lane = threadIdx.x % 32, each = wide_pieces(a.intermediate), last = (int)a.hidden - 1, count = (int)a.intermediate / 128;
+    const int expert_scales = (int)(a.down.scale_rows * a.down.scale_stride);
+    int hint = __ldg(a.down.scale_row + min((int)blockIdx.x * 8 + lane / 4, last));
+    for (int item = blockIdx.x; item < tiles; item += gridDim.x) {
+        const float *row = scales_of(a.down, 0, hint);
+        hint = __ldg(a.down.scale_row + min((item + (int)gridDim.x) * 8 + lane / 4, last));
+        for (int piece = 0; piece < pieces; piece++) {
+            const int slot = each == 1 ? piece : piece / each, part = (piece - slot * each) * EX_WIDE + lane % FP8_SEGMENTS;
+            const float *at = row + (int64_t)chosen.expert[slot] * expert_scales + part;
+            ring.bring_scales(a.down.scale, [&](int h) { return part + FP8_SEGMENTS * h < count ? at + FP8_SEGMENTS * h : nullptr; });
+        }
+    }
+}
+
 /* The pairs that are here, by expert. A thread for each slot. */
-__device__ __forceinline__ void order_pairs(DownShared &s)
+template <int TOKENS> __device__ __forceinline__ void order_pairs(DownShared<TOKENS> &s)
 {
     const int slot = threadIdx.x;
     if (slot >= s.chosen.count) return;
@@ -180,7 +192,7 @@ __device__ __forceinline__ void order_pairs(DownShared &s)
 }
 
 /* What `up` has left, in parts: of each piece of an expert its pairs one behind the other. */
-__device__ __forceinline__ void split_act(const weft_experts_args &a, const float *act, const DownShared &s, char *input, float *factors)
+template <int TOKENS> __device__ __forceinline__ void split_act(const weft_experts_args &a, const float *act, const DownShared<TOKENS> &s, char *input, float *factors)
 {
     enum { AT_ONCE = 4, STEP = EX_WARPS };
     /* A warp takes two segments of a pair, or one and nothing. */
@@ -213,19 +225,19 @@ __device__ __forceinline__ void split_act(const weft_experts_args &a, const floa
 
 #endif
 
-template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 32, 1) fp8_down(const __grid_constant__ CUtensorMap map, const weft_experts_args a, const float *act, int places)
+template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 64, TOKENS == 1 ? 2 : 1) fp8_down(const __grid_constant__ CUtensorMap map, const weft_experts_args a, const float *act, int places)
 {
 #ifdef WEFT_HOPPER
     extern __shared__ __align__(1024) char data[];
-    __shared__ DownShared s;
+    __shared__ DownShared<TOKENS> s;
     const int hidden = (int)a.hidden, tiles = (hidden + 7) / 8, tokens = (int)a.tokens, segments = (int)a.intermediate / 128;
-    const bool feeder = threadIdx.x >= EX_THREADS;
-    Fp8Ring ring(data, s.barriers, places, feeder);
+    Fp8Ring ring(data, s.places, places);
     if (threadIdx.x == 0) ring.init();
     /* `up` has waited for the kernels in front of it before it let this one start: the choice is there. */
     choose_experts(a, s.chosen);
     const int each = wide_pieces(a.intermediate), pieces = s.chosen.count * each;
-    if (feeder) {
+    if (threadIdx.x >= EX_THREADS) {
+        if (threadIdx.x >= EX_THREADS + 32) down_scales(a, s.chosen, ring, tiles, pieces);
         if (threadIdx.x != EX_THREADS) return;
         const uint64_t policy = fp8_policy();
         for (int item = blockIdx.x; item < tiles; item += gridDim.x)
@@ -239,9 +251,7 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 32, 1) fp8_
     order_pairs(s);
     char *input = data + places * FP8_PIECE_BYTES;
     float *factors = (float *)(input + (tokens * (int)a.top_k + 1) * each * EX_ACT_BYTES);
-    const DownItems own(a, s.chosen);
-    Fp8Scales<EX_GROUPS, DownItems> scales(own, blockIdx.x, pieces, pieces > 0 ? tiles : 0, own.hint(blockIdx.x), own.hint(blockIdx.x + gridDim.x));
-    float scale = scales.ask(), scale_then = scales.ask();
+    const DownLane own;
     dependency_wait();
     named_sync(1, EX_THREADS);
     split_act(a, act, s, input, factors);
@@ -253,7 +263,7 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 32, 1) fp8_
     mine.advance(piece, places);
     for (int item = blockIdx.x; item < tiles; item += gridDim.x, side ^= 1) {
         float sum[TOKENS] = {};
-        auto one = [&](float &by) {
+        auto one = [&] {
             enum { AT_ONCE = TOKENS == 1 ? 1 : 2 };
             const int slot = each == 1 ? piece : piece / each, part = piece - slot * each;
             unsigned rest = TOKENS == 1 ? 1u : s.chosen.tokens[slot];
@@ -261,6 +271,7 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 32, 1) fp8_
             int at = TOKENS == 1 ? piece : s.place[slot] * each + part * count;
             const bool there = (part * EX_WIDE + own.segment) * 128 < (int)a.intermediate;
             barrier_wait(ring.full + 8 * mine.slot, mine.parity);
+            const float scale = s.places.scales[mine.slot][own.entry()];
             for (int j = 0; j < count; j += AT_ONCE, at += AT_ONCE) {
                 float d[8 * AT_ONCE], f[AT_ONCE];
 #pragma unroll
@@ -268,7 +279,7 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 32, 1) fp8_
                 fp8_multiply<16 * AT_ONCE>(d, w + mine.slot * (FP8_PIECE_BYTES / 16), x + at * (EX_ACT_BYTES / 16), fp8_high(1024));
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; i++) {
-                    const float y = there && rest != 0 ? by * f[i] * own.sum(d + 8 * i) : 0.0f;
+                    const float y = there && rest != 0 ? scale * f[i] * own.sum(d + 8 * i) : 0.0f;
                     if (TOKENS == 1) sum[0] += y;
                     else
 #pragma unroll
@@ -276,17 +287,10 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 32, 1) fp8_
                     rest &= rest - 1;
                 }
             }
-            if (lane == 0) barrier_arrive(ring.empty + 8 * mine.slot);
-            by = scales.ask();
+            barrier_arrive(ring.empty + 8 * mine.slot);
             mine.advance(EX_GROUPS, places);
-            piece += EX_GROUPS;
         };
-        while (piece + EX_GROUPS < pieces) one(scale), one(scale_then);
-        if (piece < pieces) {
-            one(scale);
-            const float other = scale;
-            scale = scale_then, scale_then = other;
-        }
+        for (; piece < pieces; piece += EX_GROUPS) one();
         piece -= pieces;
 #pragma unroll
         for (int k = 0; k < TOKENS; k++) {
@@ -311,9 +315,9 @@ struct Places {
 /* Both kernels on a multiprocessor, or each alone; none: they do not fit. */
 static Places places_of(const weft_experts_args *a)
 {
-    const int64_t fixed = 14 << 10, room = a->cuda->shared + (1 << 10), up = up_input(a) + fixed, down = down_input(a) + fixed;
+    const int64_t fixed = (int64_t)(15 + fp8_padded(a->tokens)) << 10, room = a->cuda->shared + (1 << 10), up = up_input(a) + fixed, down = down_input(a) + fixed;
     const int both = fp8_places((room - up - down) / 2, EX_PLACES, EX_GROUPS);
-    if (both >= EX_LEAST) return {both, both};
+    if (both >= EX_LEAST) return {both, fp8_places(room - up - down - both * (int64_t)FP8_PIECE_BYTES, EX_PLACES, EX_GROUPS)};
     const Places alone = {fp8_places(a->cuda->shared - up, EX_PLACES, EX_GROUPS), fp8_places(a->cuda->shared - down, EX_PLACES, EX_GROUPS)};
     return alone.up >= EX_LEAST && alone.down >= EX_LEAST ? alone : Places{0, 0};
 }
@@ -338,8 +342,8 @@ template <int TOKENS> static void start(const CUtensorMap &up, const CUtensorMap
     const size_t up_bytes = (size_t)(places.up * (int64_t)FP8_PIECE_BYTES + up_input(a)), down_bytes = (size_t)(places.down * (int64_t)FP8_PIECE_BYTES + down_input(a));
     (void)cudaFuncSetAttribute(fp8_up<TOKENS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)up_bytes);
     (void)cudaFuncSetAttribute(fp8_down<TOKENS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)down_bytes);
-    launch(fp8_up<TOKENS>, (unsigned)a->cuda->sms, EX_THREADS + 32, up_bytes, stream, up, *a, act, places.up);
-    launch(fp8_down<TOKENS>, (unsigned)least(a->cuda->sms, div_up(a->hidden, 8)), EX_THREADS + 32, down_bytes, stream, down, *a, (const float *)act, places.down);
+    launch(fp8_up<TOKENS>, (unsigned)a->cuda->sms, EX_THREADS + 64, up_bytes, stream, up, *a, act, places.up);
+    launch(fp8_down<TOKENS>, (unsigned)least(a->cuda->sms, div_up(a->hidden, 8)), EX_THREADS + 64, down_bytes, stream, down, *a, (const float *)act, places.down);
 }
 
 bool fp8_experts(const weft_experts_args *a, float *act, void *stream)

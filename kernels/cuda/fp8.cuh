@@ -20,6 +20,7 @@ enum {
     FP8_SEGMENTS = 4,
     FP8_PIECE = FP8_SEGMENTS * 128,    /* columns */
     FP8_PIECE_BYTES = 16 * FP8_PIECE,  /* of w */
+    FP8_SCALES = 16 * FP8_SEGMENTS,    /* of a piece; that of a row and segment is at 4 row + segment */
     FP8_INPUT_BYTES = 2 * FP8_PIECE    /* of a token: its 8 columns of 128 bytes, permuted as pieces are */
 };
 
@@ -129,53 +130,22 @@ template <int TOKENS> __device__ __forceinline__ void fp8_factors(float (&f)[TOK
             asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(f[i]), "=f"(f[i + 1]), "=f"(f[i + 2]), "=f"(f[i + 3]) : "r"(address + 4 * i));
 }
 
-/* Adds what a piece that is there gives. factors: where those of the lane's segment are. release(): it has been read
- * by this warp. */
+/* Adds what a piece that is there gives. scale, factors: where the lane's scale and the factors of its segment are.
+ * release(): it has been read by this lane. */
 template <int TOKENS, class F>
-__device__ __forceinline__ void fp8_piece(float (&sum)[TOKENS], const Fp8Lane &own, uint32_t w, uint32_t x, uint32_t x_high, float scale, uint32_t factors, F release)
+__device__ __forceinline__ void fp8_piece(float (&sum)[TOKENS], const Fp8Lane &own, uint32_t w, uint32_t x, uint32_t x_high, uint32_t scale_at, uint32_t factors, F release)
 {
-    float d[4 * TOKENS], f[TOKENS];
+    float d[4 * TOKENS], f[TOKENS], by[1];
+    fp8_factors(by, scale_at);
     fp8_factors(f, factors);
     fp8_multiply<8 * TOKENS>(d, w, x, x_high);
     release();
 #pragma unroll
-    for (int t = 0; t < TOKENS; t++) sum[t] = fmaf(scale * f[t], own.sum(d + 4 * t), sum[t]);
+    for (int t = 0; t < TOKENS; t++) sum[t] = fmaf(by[0] * f[t], own.sum(d + 4 * t), sum[t]);
 }
 
 /* The number of the warpgroup: the same in all lanes, as the compiler sees it too. */
 __device__ __forceinline__ int fp8_group() { return __shfl_sync(~0u, (int)threadIdx.x / 128, 0); }
-
-/* The scales of a lane's row and segment, one piece after the other. Each of a block's GROUPS warpgroups takes a piece in
- * turn, counted on over all items; items are item, item + gridDim.x and so on. Two are on their way, in registers
- * that do not move, since a move would wait for them: the caller keeps them.
- *     int hint(int item)                  what begin() wants to have been read in advance
- *     void begin(int item, int hint)      an item
- *     const float *at(int piece)          the lane's there, NULL: none */
-template <int GROUPS, class C> struct Fp8Scales {
-    C from;
-    const int pieces, items;
-    int item, piece, then; /* of the next one to be asked for; the next item's hint */
-    /* hint, hint_then: of the first two items, where there are any. */
-    __device__ __forceinline__ Fp8Scales(const C &c, int first, int item_pieces, int count, int hint, int hint_then)
-        : from(c), pieces(item_pieces), items(count), item(first), piece(fp8_group()), then(hint_then)
-    {
-        if (item < items) from.begin(item, hint);
-    }
-    __device__ __forceinline__ float ask()
-    {
-        while (piece >= pieces) { /* the next item's */
-            if (item >= items) return 0.0f;
-            piece -= pieces, item += gridDim.x;
-            if (item >= items) return 0.0f;
-            from.begin(item, then);
-            if (item + (int)gridDim.x < items) then = from.hint(item + gridDim.x);
-        }
-        if (item >= items) return 0.0f;
-        const float *p = from.at(piece);
-        piece += GROUPS;
-        return p != nullptr ? __ldg(p) : 0.0f;
-    }
-};
 
 #endif
 

@@ -1,8 +1,9 @@
 /* kernels/cuda/fp8_stream.cuh - kernels around fp8.cuh: a block's ring of pieces, filled by one thread through the
- * copy engine and read by GROUPS warpgroups in turns.
+ * copy engine and by a warp with their scales, and read by GROUPS warpgroups in turns.
  *
- * A piece takes its warpgroup longer than the copy engine to bring it, and the more so the fewer warpgroups there are: only when
- * they are faster together than memory is does a full ring make up for a time in which they waited. */
+ * A piece takes its warpgroup longer than memory takes to bring it. Only when the warpgroups are faster together than memory
+ * does a full ring make up for a time in which they waited; and only when nothing that a piece needs is asked for when the
+ * piece is there: a scale's way through a busy memory takes as long as eight pieces. */
 #pragma once
 
 #include <cuda.h>
@@ -14,7 +15,7 @@ namespace weft {
 
 enum {
     F8_TOKENS = 8,
-    F8_MOST = 24 /* places of a ring */
+    F8_MOST = 16 /* places of a ring */
 };
 /* Places of a ring: a multiple of the warpgroups, so that a place is always the same one's. (It may find out whether a
  * piece has come only while the one before it at this place has.) */
@@ -23,7 +24,8 @@ static inline int fp8_places(int64_t room, int64_t most, int groups) { return (i
 /* Tokens as the tensor cores take them. */
 __host__ __device__ __forceinline__ int fp8_padded(int64_t tokens) { return tokens <= 2 ? (int)tokens : tokens <= 4 ? 4 : 8; }
 
-struct Fp8Barriers {
+struct Fp8Places {
+    alignas(16) float scales[F8_MOST][FP8_SCALES];
     alignas(8) unsigned long long full[F8_MOST], empty[F8_MOST];
 };
 
@@ -40,20 +42,26 @@ struct Fp8Place {
     }
 };
 
+/* 4 bytes on their way into shared memory; NULL: a zero. */
+__device__ __forceinline__ void fp8_copy4(uint32_t to, const float *from, const float *any)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from != nullptr ? from : any), "r"(from != nullptr ? 4 : 0) : "memory");
+}
+
 struct Fp8Ring {
-    uint32_t data, full, empty; /* addresses */
+    uint32_t data, scales, full, empty; /* addresses */
     int places;
-    Fp8Place place; /* the feeder's, or where the next item begins */
-    __device__ __forceinline__ Fp8Ring(const char *ring, const Fp8Barriers &b, int count, bool feeder)
-        : data(shared_address(ring)), full(shared_address(b.full)), empty(shared_address(b.empty)), places(count), place{0, feeder}
+    Fp8Place place; /* the feeders', each its own */
+    __device__ __forceinline__ Fp8Ring(const char *ring, const Fp8Places &p, int count)
+        : data(shared_address(ring)), scales(shared_address(p.scales)), full(shared_address(p.full)), empty(shared_address(p.empty)), places(count), place{0, 1}
     {
         /* Kept in registers, not found out anew for every piece. */
-        asm volatile("" : "+r"(data), "+r"(full), "+r"(empty), "+r"(places));
+        asm volatile("" : "+r"(data), "+r"(scales), "+r"(full), "+r"(empty), "+r"(places));
     }
-    /* By one thread, before the others come. */
+    /* By one thread, before the others come. A place is full when its bytes and those of the 32 lanes are there. */
     __device__ __forceinline__ void init() const
     {
-        for (int i = 0; i < places; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, 4);
+        for (int i = 0; i < places; i++) barrier_init(full + 8 * i, 1 + 32), barrier_init(empty + 8 * i, 128);
         barriers_ready();
     }
     /* The feeder: the next place, once it is empty; `bytes` will come. */
@@ -62,6 +70,16 @@ struct Fp8Ring {
         barrier_wait(empty + 8 * place.slot, place.parity);
         to = data + place.slot * FP8_PIECE_BYTES, barrier = full + 8 * place.slot;
         barrier_expect(barrier, bytes);
+        place.advance(1, places);
+    }
+    /* The warp that brings scales, each lane two of a piece: of(h) is where entry lane + 32 h is, NULL: 0. any: memory that
+     * may be read. */
+    template <class F> __device__ __forceinline__ void bring_scales(const float *any, F of)
+    {
+        barrier_wait(empty + 8 * place.slot, place.parity);
+        const uint32_t to = scales + place.slot * (FP8_SCALES * 4) + threadIdx.x % 32 * 4;
+        fp8_copy4(to, of(0), any), fp8_copy4(to + 128, of(1), any);
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full + 8 * place.slot) : "memory");
         place.advance(1, places);
     }
 };
@@ -84,9 +102,8 @@ __device__ __forceinline__ void fp8_copy(uint32_t to, const CUtensorMap *map, in
 /* Tokens on their way into parts: pieces one behind the other, tokens behind one another; the factors of a segment one
  * behind the other, those of the next segment TOKENS behind.
  *
- * Each warpgroup makes the parts of a piece just before it multiplies it for the first time, so that the ring empties
- * meanwhile. A thread asks for what it is going to split, 16 bytes of a segment, and has them put where that segment's
- * parts will be. Of two pieces, those that follow one another in its warpgroup, each half of a warp has one segment. */
+ * A thread asks for what it is going to split, 16 bytes of a segment, and has them put where that segment's parts will be;
+ * half a warp has a segment. By all warps that multiply. */
 template <int TOKENS, int GROUPS> struct Fp8Input {
     char *const input;
     float *const factors;
@@ -95,8 +112,6 @@ template <int TOKENS, int GROUPS> struct Fp8Input {
         : input(to), factors(factors_at), tokens(count), columns(k), pieces(fp8_pieces(k))
     {
     }
-    static __device__ __forceinline__ int group() { return fp8_group(); }
-    static __device__ __forceinline__ int ahead() { return threadIdx.x % 128 / 64 * GROUPS; } /* of the two pieces the second? */
     static __device__ __forceinline__ int segment() { return threadIdx.x / 16 % FP8_SEGMENTS; }
     static __device__ __forceinline__ int column(int piece) { return (piece * FP8_SEGMENTS + segment()) * 128 + threadIdx.x % 16 * 8; }
     /* 16 bytes of the thread in a token's piece, before they are split. */
@@ -104,7 +119,7 @@ template <int TOKENS, int GROUPS> struct Fp8Input {
     /* f(piece) for the thread's share. */
     template <class F> __device__ __forceinline__ void each(F f) const
     {
-        for (int piece = group() + ahead(); piece < pieces; piece += 2 * GROUPS)
+        for (int piece = threadIdx.x / 64; piece < pieces; piece += 2 * GROUPS)
             if (column(piece) < columns) f(piece);
     }
     /* rows: bfloat16, in whole 16 bytes. */
@@ -120,12 +135,11 @@ template <int TOKENS, int GROUPS> struct Fp8Input {
     {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
     }
-    /* Splits `first` and the piece behind it of this warpgroup, which comes here as a whole. change(v, t, column): what the
-     * tokens' values are made to be before. */
-    template <class F> __device__ __forceinline__ void split(int first, bool quantize, F change) const
+    /* Splits all tokens. change(v, t, column): what their values are made to be before. */
+    template <class F> __device__ __forceinline__ void split(bool quantize, F change) const
     {
-        const int piece = first + ahead();
-        if (piece < pieces)
+#pragma unroll 2
+        for (int piece = threadIdx.x / 64; piece < pieces; piece += 2 * GROUPS)
 #pragma unroll
             for (int t = 0; t < TOKENS; t++) {
                 if (t >= tokens) break;
@@ -141,55 +155,38 @@ template <int TOKENS, int GROUPS> struct Fp8Input {
                 if (threadIdx.x % 16 == 0) factors[(piece * FP8_SEGMENTS + segment()) * TOKENS + t] = by;
             }
         writes_visible();
-        named_sync(2 + group(), 128);
+        named_sync(1, GROUPS * 128);
     }
 };
 
-/* A warpgroup's way through the pieces of all items, every one of GROUPS. */
-template <int TOKENS, int GROUPS, class C> struct Fp8Walk {
+/* A warpgroup's way through the pieces of all items, counted on over all of them: every one of GROUPS. */
+template <int TOKENS, int GROUPS> struct Fp8Walk {
     const Fp8Ring &ring;
-    Fp8Scales<GROUPS, C> scales;
     const Fp8Lane own;
+    const int pieces; /* of an item */
     const uint32_t x, x_high, factors;
     Fp8Place mine;
-    int piece; /* of the item */
-    float scale, scale_then;
+    int piece;
     /* input, factors: as Fp8Input makes them. */
-    __device__ __forceinline__ Fp8Walk(const Fp8Ring &r, const Fp8Scales<GROUPS, C> &s, const char *input, const float *factors_at)
-        : ring(r), scales(s), own(threadIdx.x), x(fp8_low(shared_address(input))), x_high(fp8_high(s.pieces * FP8_INPUT_BYTES)),
+    __device__ __forceinline__ Fp8Walk(const Fp8Ring &r, int of_item, const char *input, const float *factors_at)
+        : ring(r), own(threadIdx.x), pieces(of_item), x(fp8_low(shared_address(input))), x_high(fp8_high(of_item * FP8_INPUT_BYTES)),
           factors(shared_address(factors_at + own.segment * TOKENS)), mine{0, 0}, piece(fp8_group())
     {
         mine.advance(piece, ring.places);
-        scale = scales.ask(), scale_then = scales.ask();
     }
-    __device__ __forceinline__ void one(float (&sum)[TOKENS], float &by)
-    {
-        barrier_wait(ring.full + 8 * mine.slot, mine.parity);
-        fp8_piece(sum, own, fp8_low(ring.data) + mine.slot * (FP8_PIECE_BYTES / 16), x + piece * (FP8_INPUT_BYTES / 16), x_high, by,
-                  factors + piece * (FP8_SEGMENTS * TOKENS * 4), [&] {
-                      if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty + 8 * mine.slot);
-                  });
-        by = scales.ask();
-        mine.advance(GROUPS, ring.places);
-        piece += GROUPS;
-    }
-    /* An item of 16 rows: what this lane has of the sums of its row, of each token. before(piece): the piece and this
-     * warpgroup's next one are about to be multiplied. */
-    template <class F> __device__ __forceinline__ void item(float (&sum)[TOKENS], F before)
+    /* An item of 16 rows: what this lane has of the sums of its row, of each token. */
+    __device__ __forceinline__ void item(float (&sum)[TOKENS])
     {
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) sum[t] = 0.0f;
-        while (piece + GROUPS < scales.pieces) {
-            before(piece);
-            one(sum, scale), one(sum, scale_then);
+        for (; piece < pieces; piece += GROUPS) {
+            barrier_wait(ring.full + 8 * mine.slot, mine.parity);
+            fp8_piece(sum, own, fp8_low(ring.data) + mine.slot * (FP8_PIECE_BYTES / 16), x + piece * (FP8_INPUT_BYTES / 16), x_high,
+                      ring.scales + mine.slot * (FP8_SCALES * 4) + (4 * own.row + own.segment) * 4, factors + piece * (FP8_SEGMENTS * TOKENS * 4),
+                      [&] { barrier_arrive(ring.empty + 8 * mine.slot); });
+            mine.advance(GROUPS, ring.places);
         }
-        if (piece < scales.pieces) {
-            before(piece);
-            one(sum, scale);
-            const float other = scale;
-            scale = scale_then, scale_then = other;
-        }
-        piece -= scales.pieces;
+        piece -= pieces;
     }
 };
 

@@ -13,7 +13,7 @@ namespace weft {
 enum {
     F8_GROUPS = 4, /* warpgroups that multiply */
     F8_WARPS = F8_GROUPS * 4,
-    F8_THREADS = F8_GROUPS * 128, /* one warp more feeds them, and another looks up what turns a head's elements */
+    F8_THREADS = F8_GROUPS * 128, /* two warps more feed them */
     F8_PLACES = 8,                /* of a ring */
     F8_LEAST = 4,
     F8_SHARED = 116 << 10, /* at least, so that a multiprocessor never takes two blocks of a product */
@@ -22,7 +22,7 @@ enum {
 
 enum Fp8End { END_PLAIN, END_SILU, END_HEADS };
 
-static const int64_t fixed_bytes = 19 << 10; /* of shared memory, besides the ring and the activations */
+static const int64_t fixed_bytes = 24 << 10; /* of shared memory, besides the ring and the activations */
 
 /* Activations, their factors and, with a norm, its gains. */
 static int64_t input_bytes(const weft_linear_args *a, bool norm)
@@ -47,11 +47,11 @@ struct Fp8Job {
 #ifdef WEFT_HOPPER
 
 template <int TOKENS, int END> struct ProductShared {
-    Fp8Barriers barriers;
+    Fp8Places places;
     unsigned long long known; /* barrier: angles and places */
     Fp8Sums<TOKENS, F8_GROUPS> sums[2];
     float squares[F8_WARPS][TOKENS];
-    int64_t places[TOKENS];                                                  /* of tokens in the pages */
+    int64_t kept[TOKENS];                                                   /* of tokens in the pages */
     float turns[END == END_HEADS ? TOKENS : 1][END == END_HEADS ? F8_HEAD : 1]; /* of tokens: cosines, then sines */
 };
 
@@ -64,22 +64,16 @@ template <int END> __device__ __forceinline__ int row_of(const Fp8Job &job, int 
     return item / each * 2 * job.apart + item % each * 8;
 }
 
-/* Scales of a lane (Fp8Scales). */
-template <int END> struct ProductScales {
-    const Fp8Job &job;
-    Fp8Lane lane;
-    const float *row;
-    __device__ __forceinline__ int hint(int item) const
-    {
-        const int r = row_of<END>(job, item) + lane.row % 8 + (lane.row >= 8 ? job.apart : 0);
-        return __ldg(job.a.scale_row + min(r, (int)job.a.n - 1));
-    }
-    __device__ __forceinline__ void begin(int, int hint) { row = job.a.scale + hint * job.a.scale_stride + job.a.scale_col_phase / 128 + lane.segment; }
-    __device__ __forceinline__ const float *at(int piece) const
-    {
-        return (piece * FP8_SEGMENTS + lane.segment) * 128 < (int)job.a.k ? row + piece * FP8_SEGMENTS : nullptr;
-    }
+/* The first rows of entries lane and lane + 32 of an item's scales. */
+struct ItemScales {
+    int hint[2];
+    const float *at[2];
 };
+template <int END> __device__ __forceinline__ void ask_hints(const Fp8Job &job, int item, ItemScales &of)
+{
+    const int row = row_of<END>(job, item) + threadIdx.x % 32 / 4, last = (int)job.a.n - 1;
+    of.hint[0] = __ldg(job.a.scale_row + min(row, last)), of.hint[1] = __ldg(job.a.scale_row + min(row + job.apart, last));
+}
 
 /* Angles and places of the tokens, of the host's arrays alone, by one warp. A token without a place in the table is not turned. */
 template <int TOKENS, int END> __device__ __forceinline__ void look_up(const Fp8Job &job, ProductShared<TOKENS, END> &s)
@@ -92,8 +86,26 @@ template <int TOKENS, int END> __device__ __forceinline__ void look_up(const Fp8
         for (int i = lane; i < 2 * half; i += 32)
             s.turns[t][i] = known ? __ldg(job.rope.cos_sin + (int64_t)position * 2 * half + i) : i < half ? 1.0f : 0.0f;
     }
-    if (lane < tokens) s.places[lane] = job.pages.tokens > 0 ? place_of(job.pages, lane) : -1;
+    if (lane < tokens) s.kept[lane] = job.pages.tokens > 0 ? place_of(job.pages, lane) : -1;
     barrier_arrive(shared_address(&s.known));
+}
+
+/* Brings the scales of all pieces, and looks up what is known of heads while the ring is full. */
+template <int TOKENS, int END> __device__ __forceinline__ void bring_all_scales(const Fp8Job &job, Fp8Ring &ring, ProductShared<TOKENS, END> &s)
+{
+    const weft_linear_args &a = job.a;
+    const int pieces = fp8_pieces(a.k), segment = threadIdx.x % FP8_SEGMENTS, count = (int)a.k / 128;
+    ItemScales of;
+    ask_hints<END>(job, blockIdx.x, of);
+    for (int item = blockIdx.x; item < job.items; item += gridDim.x) {
+        for (int h = 0; h < 2; h++) of.at[h] = a.scale + of.hint[h] * a.scale_stride + a.scale_col_phase / 128 + segment;
+        ask_hints<END>(job, item + gridDim.x, of);
+        for (int piece = 0; piece < pieces; piece++) {
+            const int at = piece * FP8_SEGMENTS;
+            ring.bring_scales(a.scale, [&](int h) { return at + segment < count ? of.at[h] + at : nullptr; });
+            if (END == END_HEADS && item == (int)blockIdx.x && piece == min(pieces, ring.places) - 1) look_up(job, s);
+        }
+    }
 }
 
 /* What the norm multiplies each token by. By all that multiply. */
@@ -168,13 +180,13 @@ __device__ __forceinline__ void finish_item(const Fp8Job &job, const ProductShar
             first = x * cos - second * sin, second = second * cos + x * sin;
         }
         y[row] = narrow<bf16>(first), y[mate] = narrow<bf16>(second);
-        if (job.pages.tokens == 0 || s.places[t] < 0) return;
+        if (job.pages.tokens == 0 || s.kept[t] < 0) return;
         auto keep = [&](int of, float v) {
             if (of < job.k_row) return;
             const bool value = of >= job.v_row;
             const int dim = (int)(value ? job.pages.head_dim_v : job.pages.head_dim), i = of - (value ? job.v_row : job.k_row);
             bf16 *cache = (bf16 *)(value ? job.pages.v_cache : job.pages.k_cache);
-            cache[(s.places[t] + i / dim * job.pages.pages.page_size) * dim + i % dim] = narrow<bf16>(v);
+            cache[(s.kept[t] + i / dim * job.pages.pages.page_size) * dim + i % dim] = narrow<bf16>(v);
         };
         keep(row, first), keep(mate, second);
     }
@@ -182,22 +194,21 @@ __device__ __forceinline__ void finish_item(const Fp8Job &job, const ProductShar
 
 #endif
 
-template <int TOKENS, int END> __global__ void __launch_bounds__(F8_THREADS + 64, 1) fp8_rows(const __grid_constant__ Fp8Job job)
+template <int TOKENS, int END> __global__ void __launch_bounds__(F8_THREADS + 64, TOKENS == 1 ? 2 : 1) fp8_rows(const __grid_constant__ Fp8Job job)
 {
 #ifdef WEFT_HOPPER
     extern __shared__ __align__(1024) char data[];
     __shared__ ProductShared<TOKENS, END> s;
     const weft_linear_args &a = job.a;
     const int pieces = fp8_pieces(a.k), items = job.items, tokens = (int)a.tokens;
-    const bool feeder = threadIdx.x >= F8_THREADS;
-    Fp8Ring ring(data, s.barriers, job.places, feeder);
+    Fp8Ring ring(data, s.places, job.places);
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&s.known), 32);
         ring.init();
     }
     __syncthreads();
-    if (feeder) {
-        if (END == END_HEADS && threadIdx.x >= F8_THREADS + 32) look_up(job, s);
+    if (threadIdx.x >= F8_THREADS) {
+        if (threadIdx.x >= F8_THREADS + 32) bring_all_scales(job, ring, s);
         if (threadIdx.x != F8_THREADS) return;
         const uint64_t policy = fp8_policy();
         for (int item = blockIdx.x; item < items; item += gridDim.x) {
@@ -217,27 +228,23 @@ template <int TOKENS, int END> __global__ void __launch_bounds__(F8_THREADS + 64
     const Fp8Input<TOKENS, F8_GROUPS> in(input, factors, tokens, (int)a.k);
     const bool normed = job.norm.cols > 0;
     if (normed) in.each([&](int piece) { in.copy16(shared_address(gains + in.column(piece)), (const bf16 *)job.norm.gain + in.column(piece)); });
-    const ProductScales<END> from = {job, Fp8Lane(threadIdx.x), nullptr};
-    const Fp8Scales<F8_GROUPS, ProductScales<END>> scales(from, blockIdx.x, pieces, items, from.hint(blockIdx.x), from.hint(blockIdx.x + gridDim.x));
-    Fp8Walk<TOKENS, F8_GROUPS, ProductScales<END>> walk(ring, scales, input, factors);
+    Fp8Walk<TOKENS, F8_GROUPS> walk(ring, pieces, input, factors);
     dependency_wait();
     in.ask(normed ? job.norm.x : a.x, normed ? job.norm.x_stride : a.x_stride);
     in.arrived();
     float by[TOKENS] = {};
     if (normed) norm_factors(job, in, s, by);
     const int own_from = (int)(a.k / 8 * blockIdx.x / gridDim.x) * 8, own_to = (int)(a.k / 8 * (blockIdx.x + 1) / gridDim.x) * 8;
+    in.split(false, [&](float(&v)[8], int token, int column) {
+        if (normed) norm_eight(job, v, gains, by[token], token, column, column >= own_from && column < own_to);
+    });
     constexpr int ROWS = END == END_PLAIN ? 16 : 8; /* of an item that a thread of each finishes */
     const int t = threadIdx.x / ROWS, r = threadIdx.x % ROWS;
     int side = 0;
     for (int item = blockIdx.x; item < items; item += gridDim.x, side ^= 1) {
         float residual = 0.0f, sum[TOKENS];
         if (END == END_PLAIN && job.residual != nullptr && t < tokens && 16 * item + r < a.n) residual = widen(job.residual[t * job.residual_stride + 16 * item + r]);
-        walk.item(sum, [&](int piece) {
-            if (item != (int)blockIdx.x) return;
-            in.split(piece, false, [&](float(&v)[8], int token, int column) {
-                if (normed) norm_eight(job, v, gains, by[token], token, column, column >= own_from && column < own_to);
-            });
-        });
+        walk.item(sum);
         s.sums[side].put(sum, walk.own);
         named_sync(1, F8_THREADS);
         if (t < tokens) finish_item<TOKENS, END>(job, s, s.sums[side], item, t, r, residual);
@@ -263,7 +270,7 @@ template <int TOKENS, int END> static void start(Fp8Job &job, void *stream)
     job.places = fp8_places(a->cuda->shared - fixed_bytes - input_bytes(a, norm), F8_PLACES, F8_GROUPS);
     const size_t bytes = (size_t)most(job.places * (int64_t)FP8_PIECE_BYTES + input_bytes(a, norm), F8_SHARED);
     (void)cudaFuncSetAttribute(fp8_rows<TOKENS, END>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    launch(fp8_rows<TOKENS, END>, (unsigned)least(a->cuda->sms, job.items), F8_THREADS + (END == END_HEADS ? 64 : 32), bytes, stream, job);
+    launch(fp8_rows<TOKENS, END>, (unsigned)least(a->cuda->sms, job.items), F8_THREADS + 64, bytes, stream, job);
 }
 
 template <int END> static void by_tokens(Fp8Job &job, void *stream)
