@@ -112,7 +112,7 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 64, TOKENS 
     const Fp8Input<TOKENS, EX_GROUPS> in(input, factors, tokens, (int)a.hidden);
     in.ask(a.x, a.x_stride);
     in.arrived();
-    in.split(a.quantize, [](float(&)[8], int, int) {});
+    in.split(a.quantize, [](uint4 &, int, int) {});
     if (alone) barrier_wait(known, 0);
     const int items = s.chosen.count * tiles;
     Fp8Walk<TOKENS, EX_GROUPS> walk(ring, pieces, input, factors);
@@ -342,6 +342,9 @@ template <int TOKENS> static void start(const CUtensorMap &up, const CUtensorMap
     const size_t up_bytes = (size_t)(places.up * (int64_t)FP8_PIECE_BYTES + up_input(a)), down_bytes = (size_t)(places.down * (int64_t)FP8_PIECE_BYTES + down_input(a));
     (void)cudaFuncSetAttribute(fp8_up<TOKENS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)up_bytes);
     (void)cudaFuncSetAttribute(fp8_down<TOKENS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)down_bytes);
+    /* Else a multiprocessor gives `up` no more than it needs, and `down` cannot come before it has ended. */
+    (void)cudaFuncSetAttribute(fp8_up<TOKENS>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    (void)cudaFuncSetAttribute(fp8_down<TOKENS>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     launch(fp8_up<TOKENS>, (unsigned)a->cuda->sms, EX_THREADS + 64, up_bytes, stream, up, *a, act, places.up);
     launch(fp8_down<TOKENS>, (unsigned)least(a->cuda->sms, div_up(a->hidden, 8)), EX_THREADS + 64, down_bytes, stream, down, *a, (const float *)act, places.down);
 }

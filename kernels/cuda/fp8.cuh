@@ -29,24 +29,33 @@ __host__ __device__ __forceinline__ int fp8_pieces(int64_t k) { return (int)((k 
 
 #ifdef WEFT_HOPPER
 
-/* Eight values of one lane: as e4m3, and 16 times what is left of each. Their magnitude is at most 448. */
+/* Two values of 16 bits each: as e4m3, and 16 times what is left of each. Their magnitude is at most 448. */
+__device__ __forceinline__ void fp8_two(uint32_t both, uint32_t &near, uint32_t &finer)
+{
+    uint16_t part, rest;
+    uint32_t back;
+    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(part) : "r"(both));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(back) : "h"(part));
+    const __half2 left = __hmul2(__hsub2(*(const __half2 *)&both, *(const __half2 *)&back), __float2half2_rn(16.0f));
+    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(rest) : "r"(*(const uint32_t *)&left));
+    near = part, finer = rest;
+}
+__device__ __forceinline__ uint2 fp8_eight(const uint32_t (&twos)[4]) { return make_uint2(__byte_perm(twos[0], twos[1], 0x5410), __byte_perm(twos[2], twos[3], 0x5410)); }
+
+/* Eight values of one lane that are at most 448. */
 __device__ __forceinline__ void fp8_parts(const float (&v)[8], uint2 &part, uint2 &finer)
 {
-    uint32_t parts[4], rests[4];
+    uint32_t near[4], rest[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint16_t near, rest;
-        uint32_t back;
         const __half2 both = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(near) : "f"(v[2 * i + 1]), "f"(v[2 * i]));
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(back) : "h"(near));
-        const __half2 left = __hmul2(__hsub2(both, *(const __half2 *)&back), __float2half2_rn(16.0f));
-        asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(rest) : "r"(*(const uint32_t *)&left));
-        parts[i] = near, rests[i] = rest;
+        fp8_two(*(const uint32_t *)&both, near[i], rest[i]);
     }
-    part = make_uint2(__byte_perm(parts[0], parts[1], 0x5410), __byte_perm(parts[2], parts[3], 0x5410));
-    finer = make_uint2(__byte_perm(rests[0], rests[1], 0x5410), __byte_perm(rests[2], rests[3], 0x5410));
+    part = fp8_eight(near), finer = fp8_eight(rest);
 }
+
+/* The factor of a segment whose largest value, of the exponent that float32 has, is below 2^(exponent + 8). */
+__device__ __forceinline__ float fp8_power(int exponent) { return exponent >= -120 ? __uint_as_float((uint32_t)(exponent + 127) << 23) : 0.0f; }
 
 /* A segment of values, eight of each of 16 neighbouring lanes, as two parts; and the factor of their sum, part +
  * finer / 16. What is not finite makes the factor a NaN. bfloat16 values down to 2^-13 of the largest are exact, 8
@@ -60,19 +69,48 @@ __device__ __forceinline__ float fp8_split(float (&v)[8], bool quantize, uint2 &
     for (int d = 8; d > 0; d /= 2) most = max(most, __shfl_xor_sync(~0u, most, d));
     const int exponent = (int)(most >> 23) - 127 - 7; /* the largest: below 2^8 */
     const bool finite = most < 0x7f800000u, some = exponent >= -120;
-    float factor = some ? __uint_as_float((uint32_t)(exponent + 127) << 23) : 0.0f;
+    float factor = fp8_power(exponent);
     if (quantize && finite && some) {
         factor = __uint_as_float(most) / 448.0f;
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = v[i] / factor;
+        for (int i = 0; i < 4; i++) {
+            uint16_t two;
+            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(v[2 * i + 1] / factor), "f"(v[2 * i] / factor));
+            (&part.x)[i / 2] = i % 2 ? (&part.x)[i / 2] | (uint32_t)two << 16 : two;
+        }
+        finer = make_uint2(0, 0);
     } else {
         const float inverse = finite && some ? __uint_as_float((uint32_t)(127 - exponent) << 23) : 0.0f;
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] *= inverse;
+        fp8_parts(v, part, finer);
+        if (quantize) finer = make_uint2(0, 0);
     }
-    fp8_parts(v, part, finer);
-    if (quantize) finer = make_uint2(0, 0);
     return finite ? factor : __uint_as_float(0x7fc00000u);
+}
+
+/* The same of eight bfloat16 values of each lane, two by two. */
+__device__ __forceinline__ float fp8_split(const uint4 &eight, uint2 &part, uint2 &finer)
+{
+    const uint32_t *two = &eight.x;
+    uint32_t most = 0, near[4], rest[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) most = __vmaxu2(most, two[i] & 0x7fff7fffu);
+#pragma unroll
+    for (int d = 8; d > 0; d /= 2) most = __vmaxu2(most, __shfl_xor_sync(~0u, most, d));
+    most = max(most >> 16, most & 0xffffu);
+    const int exponent = (int)(most >> 7) - 127 - 7;
+    const bool finite = most < 0x7f80u;
+    const uint32_t power = finite && exponent >= -120 ? (uint32_t)(127 - exponent) << 7 : 0, inverse = power | power << 16;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const __nv_bfloat162 scaled = __hmul2(*(const __nv_bfloat162 *)&two[i], *(const __nv_bfloat162 *)&inverse);
+        const float2 wide = widen_pair<bf16>(*(const uint32_t *)&scaled);
+        const __half2 both = __floats2half2_rn(wide.x, wide.y);
+        fp8_two(*(const uint32_t *)&both, near[i], rest[i]);
+    }
+    part = fp8_eight(near), finer = fp8_eight(rest);
+    return finite ? fp8_power(exponent) : __uint_as_float(0x7fc00000u);
 }
 __device__ __forceinline__ void fp8_widen(const uint4 &eight, float (&v)[8])
 {

@@ -119,6 +119,7 @@ template <int TOKENS, int GROUPS> struct Fp8Input {
     /* f(piece) for the thread's share. */
     template <class F> __device__ __forceinline__ void each(F f) const
     {
+#pragma unroll 1 /* here and below: instructions that are run once take longer to come than to run */
         for (int piece = threadIdx.x / 64; piece < pieces; piece += 2 * GROUPS)
             if (column(piece) < columns) f(piece);
     }
@@ -135,22 +136,27 @@ template <int TOKENS, int GROUPS> struct Fp8Input {
     {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
     }
-    /* Splits all tokens. change(v, t, column): what their values are made to be before. */
+    /* Splits all tokens. change(eight, t, column): what their values are made to be before. */
     template <class F> __device__ __forceinline__ void split(bool quantize, F change) const
     {
-#pragma unroll 2
+#pragma unroll 1
         for (int piece = threadIdx.x / 64; piece < pieces; piece += 2 * GROUPS)
 #pragma unroll
             for (int t = 0; t < TOKENS; t++) {
                 if (t >= tokens) break;
-                float v[8] = {};
+                uint4 eight = make_uint4(0, 0, 0, 0);
                 if (column(piece) < columns) {
-                    fp8_widen(*(const uint4 *)raw(t, piece), v);
-                    change(v, t, column(piece));
+                    eight = *(const uint4 *)raw(t, piece);
+                    change(eight, t, column(piece));
                 }
                 __syncwarp();
                 uint2 part, finer;
-                const float by = fp8_split(v, quantize, part, finer);
+                float by;
+                if (quantize) {
+                    float v[8];
+                    fp8_widen(eight, v);
+                    by = fp8_split(v, true, part, finer);
+                } else by = fp8_split(eight, part, finer);
                 fp8_put(input + (t * pieces + piece) * FP8_INPUT_BYTES, segment(), part, finer);
                 if (threadIdx.x % 16 == 0) factors[(piece * FP8_SEGMENTS + segment()) * TOKENS + t] = by;
             }

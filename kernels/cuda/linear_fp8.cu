@@ -14,7 +14,7 @@ enum {
     F8_GROUPS = 4, /* warpgroups that multiply */
     F8_WARPS = F8_GROUPS * 4,
     F8_THREADS = F8_GROUPS * 128, /* two warps more feed them */
-    F8_PLACES = 8,                /* of a ring */
+    F8_PLACES = 12,               /* of a ring; 16 are no better */
     F8_LEAST = 4,
     F8_SHARED = 116 << 10, /* at least, so that a multiprocessor never takes two blocks of a product */
     F8_HEAD = 256          /* elements of a head that is rotated, at most */
@@ -50,7 +50,7 @@ template <int TOKENS, int END> struct ProductShared {
     Fp8Places places;
     unsigned long long known; /* barrier: angles and places */
     Fp8Sums<TOKENS, F8_GROUPS> sums[2];
-    float squares[F8_WARPS][TOKENS];
+    alignas(16) float squares[TOKENS][F8_WARPS];
     int64_t kept[TOKENS];                                                   /* of tokens in the pages */
     float turns[END == END_HEADS ? TOKENS : 1][END == END_HEADS ? F8_HEAD : 1]; /* of tokens: cosines, then sines */
 };
@@ -125,28 +125,27 @@ template <int TOKENS, int END> __device__ __forceinline__ void norm_factors(cons
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
         sum[t] = warp_sum(sum[t]);
-        if (threadIdx.x % 32 == 0) s.squares[threadIdx.x / 32][t] = sum[t];
+        if (threadIdx.x % 32 == 0) s.squares[t][threadIdx.x / 32] = sum[t];
     }
     named_sync(1, F8_THREADS);
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
         float all = 0.0f;
 #pragma unroll
-        for (int w = 0; w < F8_WARPS; w++) all += s.squares[w][t];
+        for (int w = 0; w < F8_WARPS; w++) all += s.squares[t][w];
         by[t] = 1.0f / sqrtf(all / (float)job.norm.cols + job.norm.eps);
     }
 }
 
 /* A token's eight values, normed; written too by the block whose share they are. */
-__device__ __forceinline__ void norm_eight(const Fp8Job &job, float (&v)[8], const bf16 *gains, float by, int t, int column, bool own)
+__device__ __forceinline__ void norm_eight(const Fp8Job &job, uint4 &eight, const bf16 *gains, float by, int t, int column, bool own)
 {
-    float g[8];
-    uint4 normed;
+    float v[8], g[8];
+    fp8_widen(eight, v);
     fp8_widen(*(const uint4 *)(gains + column), g);
 #pragma unroll
-    for (int i = 0; i < 4; i++) (&normed.x)[i] = pair<bf16>(v[2 * i] * by * g[2 * i], v[2 * i + 1] * by * g[2 * i + 1]);
-    if (own) *(uint4 *)((bf16 *)job.norm.y + t * job.norm.y_stride + column) = normed;
-    fp8_widen(normed, v);
+    for (int i = 0; i < 4; i++) (&eight.x)[i] = pair<bf16>(v[2 * i] * by * g[2 * i], v[2 * i + 1] * by * g[2 * i + 1]);
+    if (own) *(uint4 *)((bf16 *)job.norm.y + t * job.norm.y_stride + column) = eight;
 }
 
 __device__ __forceinline__ float rounded(float v) { return widen(narrow<bf16>(v)); }
@@ -229,14 +228,15 @@ template <int TOKENS, int END> __global__ void __launch_bounds__(F8_THREADS + 64
     const bool normed = job.norm.cols > 0;
     if (normed) in.each([&](int piece) { in.copy16(shared_address(gains + in.column(piece)), (const bf16 *)job.norm.gain + in.column(piece)); });
     Fp8Walk<TOKENS, F8_GROUPS> walk(ring, pieces, input, factors);
+    const unsigned eights = (unsigned)a.k / 8; /* of a token: the block's share of what a norm writes */
+    const int own_from = (int)(eights * blockIdx.x / gridDim.x) * 8, own_to = (int)(eights * (blockIdx.x + 1) / gridDim.x) * 8;
     dependency_wait();
     in.ask(normed ? job.norm.x : a.x, normed ? job.norm.x_stride : a.x_stride);
     in.arrived();
     float by[TOKENS] = {};
     if (normed) norm_factors(job, in, s, by);
-    const int own_from = (int)(a.k / 8 * blockIdx.x / gridDim.x) * 8, own_to = (int)(a.k / 8 * (blockIdx.x + 1) / gridDim.x) * 8;
-    in.split(false, [&](float(&v)[8], int token, int column) {
-        if (normed) norm_eight(job, v, gains, by[token], token, column, column >= own_from && column < own_to);
+    in.split(false, [&](uint4 &eight, int token, int column) {
+        if (normed) norm_eight(job, eight, gains, by[token], token, column, column >= own_from && column < own_to);
     });
     constexpr int ROWS = END == END_PLAIN ? 16 : 8; /* of an item that a thread of each finishes */
     const int t = threadIdx.x / ROWS, r = threadIdx.x % ROWS;
