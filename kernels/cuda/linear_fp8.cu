@@ -1,7 +1,8 @@
 /* kernels/cuda/linear_fp8.cu - products of e4m3 weights and up to 8 tokens of bfloat16 on Hopper (fp8.cuh).
  *
- * One block on each multiprocessor, and never two, takes turns at 16 rows of w. A thread of its own asks for them
- * before the kernel in front has ended. A norm in front of the product is done by every block for itself, each of which
+ * One block on each multiprocessor, and never two, takes turns at items of 16 rows of w. A thread of its own asks for them
+ * before the kernel in front has ended. Memory serves some multiprocessors 10% faster than others: the first items are dealt
+ * out, the rest are drawn. A norm in front of the product is done by every block for itself, each of which
  * writes its share of the result. What is done with pairs of results (silu, rotation) makes an item of 8 rows and the
  * 8 rows of their mates. */
 #include "kernels/cuda/fp8_stream.cuh"
@@ -17,7 +18,8 @@ enum {
     F8_PLACES = 12,               /* of a ring; 16 are no better */
     F8_LEAST = 4,
     F8_SHARED = 116 << 10, /* at least, so that a multiprocessor never takes two blocks of a product */
-    F8_HEAD = 256          /* elements of a head that is rotated, at most */
+    F8_HEAD = 256,         /* elements of a head that is rotated, at most */
+    F8_TOLD = 32           /* items that are known; more than a ring has places */
 };
 
 enum Fp8End { END_PLAIN, END_SILU, END_HEADS };
@@ -42,6 +44,8 @@ struct Fp8Job {
     int k_row, v_row;         /* rows of w that are the first keys and values */
     int places;
     int items, apart; /* apart: rows between an item's first and its second 8 */
+    int dealt;        /* to each block; if there are more items, the others are drawn from `drawn` */
+    unsigned *drawn;  /* zero between launches */
 };
 
 #ifdef WEFT_HOPPER
@@ -50,6 +54,8 @@ template <int TOKENS, int END> struct ProductShared {
     Fp8Places places;
     unsigned long long known; /* barrier: angles and places */
     Fp8Sums<TOKENS, F8_GROUPS> sums[2];
+    unsigned long long told[F8_TOLD]; /* barriers */
+    int item[F8_TOLD];                /* the block's items in turn, -1 behind the last */
     alignas(16) float squares[TOKENS][F8_WARPS];
     int64_t kept[TOKENS];                                                   /* of tokens in the pages */
     float turns[END == END_HEADS ? TOKENS : 1][END == END_HEADS ? F8_HEAD : 1]; /* of tokens: cosines, then sines */
@@ -62,6 +68,13 @@ template <int END> __device__ __forceinline__ int row_of(const Fp8Job &job, int 
     if (END == END_SILU) return 8 * item;
     const int each = job.apart / 8; /* items of a head */
     return item / each * 2 * job.apart + item % each * 8;
+}
+
+/* The block's item of number `turn`, once the feeder has told. */
+template <int TOKENS, int END> __device__ __forceinline__ int item_of(const ProductShared<TOKENS, END> &s, int turn)
+{
+    barrier_wait(shared_address(&s.told[turn % F8_TOLD]), turn / F8_TOLD % 2);
+    return s.item[turn % F8_TOLD];
 }
 
 /* The first rows of entries lane and lane + 32 of an item's scales. */
@@ -96,15 +109,48 @@ template <int TOKENS, int END> __device__ __forceinline__ void bring_all_scales(
     const weft_linear_args &a = job.a;
     const int pieces = fp8_pieces(a.k), segment = threadIdx.x % FP8_SEGMENTS, count = (int)a.k / 128;
     ItemScales of;
-    ask_hints<END>(job, blockIdx.x, of);
-    for (int item = blockIdx.x; item < job.items; item += gridDim.x) {
+    int item = blockIdx.x;
+    ask_hints<END>(job, item, of);
+    for (int turn = 1; item >= 0; turn++) {
         for (int h = 0; h < 2; h++) of.at[h] = a.scale + of.hint[h] * a.scale_stride + a.scale_col_phase / 128 + segment;
-        ask_hints<END>(job, item + gridDim.x, of);
+        item = item_of(s, turn);
+        ask_hints<END>(job, max(item, 0), of);
         for (int piece = 0; piece < pieces; piece++) {
             const int at = piece * FP8_SEGMENTS;
             ring.bring_scales(a.scale, [&](int h) { return at + segment < count ? of.at[h] + at : nullptr; });
-            if (END == END_HEADS && item == (int)blockIdx.x && piece == min(pieces, ring.places) - 1) look_up(job, s);
+            if (END == END_HEADS && turn == 1 && piece == min(pieces, ring.places) - 1) look_up(job, s);
         }
+    }
+}
+
+/* Asks for the pieces of all items, and tells which they are, one in advance. */
+template <int TOKENS, int END> __device__ __forceinline__ void bring_all_pieces(const Fp8Job &job, Fp8Ring &ring, ProductShared<TOKENS, END> &s)
+{
+    const uint64_t policy = fp8_policy();
+    const int pieces = fp8_pieces(job.a.k), blocks = gridDim.x, first = job.dealt * blocks;
+    auto tell = [&](int turn, int item) {
+        s.item[turn % F8_TOLD] = item;
+        barrier_arrive(shared_address(&s.told[turn % F8_TOLD]));
+    };
+    int item = blockIdx.x;
+    tell(0, item);
+    for (int turn = 1; item >= 0; turn++) {
+        int next = item + blocks;
+        if (turn >= job.dealt && first < job.items) {
+            if (turn == job.dealt) dependency_wait_only(); /* others may still draw from there */
+            const int number = (int)atomicAdd(job.drawn, 1u);
+            if (number == job.items - first + blocks - 1) *job.drawn = 0; /* the last of all */
+            next = first + number;
+        }
+        tell(turn, next < job.items ? next : -1);
+        const int row = row_of<END>(job, item);
+        for (int piece = 0; piece < pieces; piece++) {
+            uint32_t to, barrier;
+            ring.claim(to, barrier, FP8_PIECE_BYTES);
+            fp8_copy(to, &job.map, row, piece * FP8_SEGMENTS, barrier, policy);
+            fp8_copy(to + FP8_PIECE_BYTES / 2, &job.map, row + job.apart, piece * FP8_SEGMENTS, barrier, policy);
+        }
+        item = next < job.items ? next : -1;
     }
 }
 
@@ -199,26 +245,17 @@ template <int TOKENS, int END> __global__ void __launch_bounds__(F8_THREADS + 64
     extern __shared__ __align__(1024) char data[];
     __shared__ ProductShared<TOKENS, END> s;
     const weft_linear_args &a = job.a;
-    const int pieces = fp8_pieces(a.k), items = job.items, tokens = (int)a.tokens;
+    const int pieces = fp8_pieces(a.k), tokens = (int)a.tokens;
     Fp8Ring ring(data, s.places, job.places);
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&s.known), 32);
+        for (int i = 0; i < F8_TOLD; i++) barrier_init(shared_address(&s.told[i]), 1);
         ring.init();
     }
     __syncthreads();
     if (threadIdx.x >= F8_THREADS) {
         if (threadIdx.x >= F8_THREADS + 32) bring_all_scales(job, ring, s);
-        if (threadIdx.x != F8_THREADS) return;
-        const uint64_t policy = fp8_policy();
-        for (int item = blockIdx.x; item < items; item += gridDim.x) {
-            const int row = row_of<END>(job, item);
-            for (int piece = 0; piece < pieces; piece++) {
-                uint32_t to, barrier;
-                ring.claim(to, barrier, FP8_PIECE_BYTES);
-                fp8_copy(to, &job.map, row, piece * FP8_SEGMENTS, barrier, policy);
-                fp8_copy(to + FP8_PIECE_BYTES / 2, &job.map, row + job.apart, piece * FP8_SEGMENTS, barrier, policy);
-            }
-        }
+        else if (threadIdx.x == F8_THREADS) bring_all_pieces(job, ring, s);
         return;
     }
     char *input = data + job.places * FP8_PIECE_BYTES;
@@ -240,14 +277,15 @@ template <int TOKENS, int END> __global__ void __launch_bounds__(F8_THREADS + 64
     });
     constexpr int ROWS = END == END_PLAIN ? 16 : 8; /* of an item that a thread of each finishes */
     const int t = threadIdx.x / ROWS, r = threadIdx.x % ROWS;
-    int side = 0;
-    for (int item = blockIdx.x; item < items; item += gridDim.x, side ^= 1) {
+    for (int turn = 0, item = blockIdx.x; item >= 0; turn++) {
+        const int side = turn % 2;
         float residual = 0.0f, sum[TOKENS];
         if (END == END_PLAIN && job.residual != nullptr && t < tokens && 16 * item + r < a.n) residual = widen(job.residual[t * job.residual_stride + 16 * item + r]);
         walk.item(sum);
         s.sums[side].put(sum, walk.own);
         named_sync(1, F8_THREADS);
         if (t < tokens) finish_item<TOKENS, END>(job, s, s.sums[side], item, t, r, residual);
+        item = item_of(s, turn + 1);
     }
 #endif
 }
@@ -268,6 +306,8 @@ template <int TOKENS, int END> static void start(Fp8Job &job, void *stream)
     const weft_linear_args *a = &job.a;
     const bool norm = job.norm.cols > 0;
     job.places = fp8_places(a->cuda->shared - fixed_bytes - input_bytes(a, norm), F8_PLACES, F8_GROUPS);
+    job.dealt = 1 + (int)div_up(job.places, fp8_pieces(a->k)); /* what fills the ring before the first is drawn */
+    job.drawn = a->cuda->counters;
     const size_t bytes = (size_t)most(job.places * (int64_t)FP8_PIECE_BYTES + input_bytes(a, norm), F8_SHARED);
     (void)cudaFuncSetAttribute(fp8_rows<TOKENS, END>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     launch(fp8_rows<TOKENS, END>, (unsigned)least(a->cuda->sms, job.items), F8_THREADS + 64, bytes, stream, job);
