@@ -203,12 +203,13 @@ template <int TOKENS> __device__ __forceinline__ void split_act(const weft_exper
         int pair[AT_ONCE], to[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            const int item = min(item0 + i * STEP, all - 1), at = item / twos, segment = item % twos * 2 + side, slot = s.order[at] / F8_TOKENS;
+            const bool in = item0 + i * STEP < all; /* else nothing is read: all blocks would read the same */
+            const int item = in ? item0 + i * STEP : 0, at = item / twos, segment = item % twos * 2 + side, slot = s.order[at] / F8_TOKENS;
             const int count = __popc(s.chosen.tokens[slot]), first = s.place[slot];
             pair[i] = s.chosen.pair[slot][s.order[at] % F8_TOKENS];
             to[i] = ((first * each + segment / EX_WIDE * count + at - first) * EX_WIDE) + segment % EX_WIDE;
             const float4 *from = (const float4 *)(act + (int64_t)pair[i] * width + segment * 128 + 8 * lane), zero = make_float4(0, 0, 0, 0);
-            low[i] = segment * 128 < width ? __ldcg(from) : zero, high[i] = segment * 128 < width ? __ldcg(from + 1) : zero;
+            low[i] = in && segment * 128 < width ? __ldcg(from) : zero, high[i] = in && segment * 128 < width ? __ldcg(from + 1) : zero;
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {

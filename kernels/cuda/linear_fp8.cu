@@ -306,7 +306,8 @@ template <int TOKENS, int END> static void start(Fp8Job &job, void *stream)
     const weft_linear_args *a = &job.a;
     const bool norm = job.norm.cols > 0;
     job.places = fp8_places(a->cuda->shared - fixed_bytes - input_bytes(a, norm), F8_PLACES, F8_GROUPS);
-    job.dealt = 1 + (int)div_up(job.places, fp8_pieces(a->k)); /* what fills the ring before the first is drawn */
+    /* Half of them, and what fills the ring before the first is drawn. */
+    job.dealt = (int)most(1 + div_up(job.places, fp8_pieces(a->k)), job.items / a->cuda->sms / 2);
     job.drawn = a->cuda->counters;
     const size_t bytes = (size_t)most(job.places * (int64_t)FP8_PIECE_BYTES + input_bytes(a, norm), F8_SHARED);
     (void)cudaFuncSetAttribute(fp8_rows<TOKENS, END>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
