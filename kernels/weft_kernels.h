@@ -159,7 +159,8 @@ typedef struct weft_attention_args {
     float scale;
     weft_dtype dtype, kv_dtype; /* dtype: q and out */
     /* CUDA: bounds that the caller knows on the host (0: unknown, slower). Lengths on the device may
-     * be anything up to them, so that a captured launch serves longer sequences. */
+     * be anything up to them, so that a captured launch serves longer sequences. Keys in pages below the request's first
+     * new token may be read while the operation in front still runs: they are of earlier steps. */
     int64_t max_query_len, max_seq_len;
     weft_cuda_context *cuda;
 } weft_attention_args;

@@ -10,7 +10,7 @@ enum { ANY_THREADS = 128, ANY_WARPS = ANY_THREADS / 32, DECODE_ROWS = 64 };
 __global__ void padding(const weft_attention_args a)
 {
     dependency_wait();
-    clear_padding(a, blockIdx.x, gridDim.x);
+    clear_padding(a, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);
 }
 
 /* One block for each (head, token). Its warps take turns at 32 keys; a lane scores one key, then

@@ -8,6 +8,9 @@ namespace weft {
 bool attention_mma_fits(const weft_attention_args *a);
 /* query_len: no request has more. Clears the tokens behind the last request, as the two others do not. */
 void attention_decode(const weft_attention_args *a, int64_t query_len, void *stream);
+/* The same for long pages on Hopper GPUs; seq_len: no request has more keys here. False where this GPU or these sizes are
+ * not for it: nothing is launched then. */
+bool attention_decode_dealt(const weft_attention_args *a, int64_t query_len, int64_t seq_len, void *stream);
 void attention_prefill(const weft_attention_args *a, void *stream);
 /* For Hopper GPUs. False where this GPU or these sizes are not for it: nothing is launched then. */
 bool attention_prefill_wgmma(const weft_attention_args *a, void *stream);
@@ -61,12 +64,12 @@ __device__ __forceinline__ int64_t key_row(const weft_attention_args &a, int r, 
     return block < 0 ? -1 : ((block * a.num_kv_heads + g) * page + key % page) * dim;
 }
 
-/* Tokens behind the last request have no keys. Block `part` of `parts` clears its share. */
-__device__ __forceinline__ void clear_padding(const weft_attention_args &a, int part, int parts)
+/* Tokens behind the last request have no keys. Block `part` of `parts` clears its share by some of its threads. */
+__device__ __forceinline__ void clear_padding(const weft_attention_args &a, int part, int parts, int thread, int threads)
 {
     for (int64_t t = (a.requests > 0 ? a.query_start_loc[a.requests] : 0) + part; t < a.tokens; t += parts) {
-        for (int i = threadIdx.x; i < a.num_heads * a.head_dim_v; i += blockDim.x) store(a.out, a.dtype, t * a.out_stride + i, 0.0f);
-        for (int h = threadIdx.x; a.lse != nullptr && h < a.num_heads; h += blockDim.x) a.lse[t * a.num_heads + h] = minus_inf();
+        for (int i = thread; i < a.num_heads * a.head_dim_v; i += threads) store(a.out, a.dtype, t * a.out_stride + i, 0.0f);
+        for (int h = thread; a.lse != nullptr && h < a.num_heads; h += threads) a.lse[t * a.num_heads + h] = minus_inf();
     }
 }
 

@@ -7,12 +7,13 @@
  * 8 neighbouring dims of two keys, for V of four keys, so the inner order is permuted and rows g and
  * g + 8 of output tile (h, t) are dims 64 h + 8 g + 2 t and the next. The splits of an item are merged
  * by its block that ends last or, where they are few, by all of its blocks: they are then one cluster and
- * read each other's shared memory. */
+ * read each other's shared memory. More rows than 16 are tiles that each read all keys; on Hopper attention_decode_dealt.cu
+ * takes those. */
 #include "kernels/cuda/attention_decode.cuh"
 
 namespace weft {
 
-enum { CLUSTER_SPLITS = 16 };
+enum { CLUSTER_SPLITS = 16, SHORT_KEYS = 512 };
 
 /* What a block of a cluster shows to the others: the sums of its split. */
 template <int R, int DIM> struct Shown {
@@ -89,19 +90,20 @@ __global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const wef
     const int part = CLUSTER ? blockIdx.x % split.splits : blockIdx.x / split.row_tiles, kv_head = blockIdx.y, r = blockIdx.z;
     if (r == a.requests) { /* one block more, for the tokens behind the last request */
         dependency_wait();
-        if (blockIdx.x == 0 && kv_head == 0) clear_padding(a, 0, 1);
+        if (blockIdx.x == 0 && kv_head == 0) clear_padding(a, 0, 1, threadIdx.x, DEC_THREADS);
         return;
     }
-    /* Lengths and tables are the host's, and come before the wait; keys and queries do not. */
+    /* Before the wait come lengths and tables, which are the host's, and keys of earlier steps: the kernels in front that may
+     * still run are of this one. */
     auto enter = [] { dependency_wait(); };
     if constexpr (CLUSTER) {
         using Join = ByCluster<T, NT, DIM>;
         __shared__ typename Join::Shared shared;
-        attend_split<T, DIM, NT, DEC_WARPS>(a, split, tile, part, kv_head, r, warps, false, enter, Join{a, shared});
+        attend_split<T, DIM, NT, DEC_WARPS>(a, split, tile, part, kv_head, r, warps, true, enter, Join{a, shared});
     } else {
         using Join = ByLast<T, NT, DEC_WARPS>;
         __shared__ typename Join::Shared shared;
-        attend_split<T, DIM, NT, DEC_WARPS>(a, split, tile, part, kv_head, r, warps, false, enter, Join{a, split, shared});
+        attend_split<T, DIM, NT, DEC_WARPS>(a, split, tile, part, kv_head, r, warps, true, enter, Join{a, split, shared});
     }
 }
 
@@ -120,7 +122,10 @@ static int splits_for(const weft_attention_args *a, int64_t items, int64_t seq_l
     if (a->cuda == NULL || items > COUNTERS) return 1;
     const size_t room = a->cuda->workspace_bytes / ((size_t)items * (size_t)rows * ((size_t)a->head_dim_v * 4 + sizeof(float2)));
     const int64_t limit = least(least(MAX_SPLITS, (int64_t)room), div_up(seq_len, KEYS * DEC_WARPS));
-    return splits_that_fill(items, (int64_t)a->cuda->sms * blocks_per_sm, limit);
+    const int64_t places = (int64_t)a->cuda->sms * blocks_per_sm;
+    /* Many short items even out as they are. */
+    if (items >= 4 * places && seq_len <= SHORT_KEYS) return 1;
+    return splits_that_fill(items, places, limit);
 }
 
 template <class T, int DIM, int NT> static void launch_decode(const weft_attention_args *a, int64_t query_len, int64_t seq_len, void *stream)
@@ -153,6 +158,7 @@ void attention_decode(const weft_attention_args *a, int64_t query_len, void *str
     else if (seq_len == 0) seq_len = a->pages.block_table_stride * a->pages.page_size;
     else seq_len = div_up(seq_len, a->pages.context_size) + a->pages.interleave;
     if (a->window > 0) seq_len = least(seq_len, a->window + query_len);
+    if (attention_decode_dealt(a, query_len, seq_len, stream)) return;
     const bool small = a->head_dim <= 64 && a->head_dim_v <= 64, eight = query_len * least(a->group_size, a->num_heads) <= 8;
     auto run = [&](auto tag) {
         using T = decltype(tag);

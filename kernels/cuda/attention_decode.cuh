@@ -89,20 +89,18 @@ __device__ __forceinline__ void score(float (&p)[NT][4], const Rows<DIM, NT> &s,
     }
 }
 
-/* Scores of 16 keys from `key` into weights; adds up the values. */
+/* Scores of 16 keys into weights; adds up the values. k0, k1: this lane's keys, for `masked`. */
 template <class T, int DIM, int NT>
-__device__ __forceinline__ void weigh(Rows<DIM, NT> &s, float (&p)[NT][4], const uint4 (&v)[DIM / 64][4], int key, bool masked, float scale)
+__device__ __forceinline__ void weigh(Rows<DIM, NT> &s, float (&p)[NT][4], const uint4 (&v)[DIM / 64][4], int k0, int k1, bool masked, float scale)
 {
-    const int g = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
         float ratio[2];
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            float &x0 = p[n][e], &x1 = p[n][2 + e]; /* keys g and g + 8 of row 2q + e */
+            float &x0 = p[n][e], &x1 = p[n][2 + e]; /* keys k0 and k1 of row 2q + e */
             x0 *= scale, x1 *= scale;
             if (masked) {
-                const int k0 = key + g, k1 = k0 + 8;
                 if (k0 < s.low[n][e] || k0 >= s.high[n][e]) x0 = minus_inf();
                 if (k1 < s.low[n][e] || k1 >= s.high[n][e]) x1 = minus_inf();
             }
@@ -129,15 +127,15 @@ __device__ __forceinline__ void weigh(Rows<DIM, NT> &s, float (&p)[NT][4], const
     }
 }
 
-/* Sums of the block's warps, in shared memory. */
-template <int DIM, int NT> struct Joined {
-    float out[DEC_WARPS][8 * NT][DIM + PAD];
-    float2 stats[DEC_WARPS][8 * NT];
+/* Sums of WARPS warps that have different keys of the same rows, in shared memory. */
+template <int DIM, int NT, int WARPS = DEC_WARPS> struct Joined {
+    float out[WARPS][8 * NT][DIM + PAD];
+    float2 stats[WARPS][8 * NT];
 };
 
-template <int DIM, int NT> __device__ __forceinline__ void put_warp(Joined<DIM, NT> &to, Rows<DIM, NT> &s, int rows)
+template <int DIM, int NT, int WARPS> __device__ __forceinline__ void put_warp(Joined<DIM, NT, WARPS> &to, Rows<DIM, NT> &s, int rows, int warp)
 {
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -155,24 +153,26 @@ template <int DIM, int NT> __device__ __forceinline__ void put_warp(Joined<DIM, 
         }
 }
 /* A row's largest score and sum over the warps, and what each warp's values weigh. */
-template <int DIM, int NT> __device__ __forceinline__ float2 row_stats(const Joined<DIM, NT> &j, int row, float (&weight)[DEC_WARPS])
+template <int DIM, int NT, int WARPS>
+__device__ __forceinline__ float2 row_stats(const Joined<DIM, NT, WARPS> &j, int row, float (&weight)[WARPS])
 {
     float max = minus_inf(), sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < DEC_WARPS; w++) max = fmaxf(max, j.stats[w][row].x);
+    for (int w = 0; w < WARPS; w++) max = fmaxf(max, j.stats[w][row].x);
     const float base = max == minus_inf() ? 0.0f : max;
 #pragma unroll
-    for (int w = 0; w < DEC_WARPS; w++) {
+    for (int w = 0; w < WARPS; w++) {
         weight[w] = exp2f(j.stats[w][row].x - base);
         sum += weight[w] * j.stats[w][row].y;
     }
     return make_float2(max, sum);
 }
-template <int DIM, int NT> __device__ __forceinline__ float2 row_values(const Joined<DIM, NT> &j, int row, int d, const float (&weight)[DEC_WARPS])
+template <int DIM, int NT, int WARPS>
+__device__ __forceinline__ float2 row_values(const Joined<DIM, NT, WARPS> &j, int row, int d, const float (&weight)[WARPS])
 {
     float2 y = make_float2(0.0f, 0.0f);
 #pragma unroll
-    for (int w = 0; w < DEC_WARPS; w++) {
+    for (int w = 0; w < WARPS; w++) {
         const float2 v = *(const float2 *)&j.out[w][row][d];
         y.x += weight[w] * v.x, y.y += weight[w] * v.y;
     }
@@ -182,6 +182,28 @@ template <int DIM, int NT> __device__ __forceinline__ float2 row_values(const Jo
 struct Place { /* of the rows of this block */
     int first_token, first_head, heads, row0, rows;
 };
+
+/* The queries of a block's rows, which have seen no key yet. */
+template <class T, int DIM, int NT>
+__device__ __forceinline__ void begin_rows(const weft_attention_args &a, const Place &p, const KeyRange &keys, Rows<DIM, NT> &s)
+{
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        const int mine = 8 * n + g, real = p.row0 + min(mine, p.rows - 1);
+        const T *from = (const T *)a.q + (int64_t)(p.first_token + real / p.heads) * a.q_stride + (int64_t)(p.first_head + real % p.heads) * a.head_dim;
+#pragma unroll
+        for (int c = 0; c < DIM / 32; c++) s.q[n][c] = read16(from + 32 * c + 8 * q, mine < p.rows && 32 * c + 8 * q < a.head_dim);
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            visible(a, keys, (p.row0 + min(8 * n + 2 * q + e, p.rows - 1)) / p.heads, s.low[n][e], s.high[n][e]);
+            s.max[n][e] = minus_inf();
+            s.sum[n][e] = 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < DIM / 16; i++) s.out[n][i][0] = s.out[n][i][1] = s.out[n][i][2] = s.out[n][i][3] = 0.0f;
+    }
+}
 
 template <class T> __device__ __forceinline__ void put(const weft_attention_args &a, const Place &p, int row, int d, float x, float y)
 {
@@ -352,7 +374,7 @@ __device__ __forceinline__ void attend_split(const weft_attention_args &a, const
                                              WarpSums<DIM, NT, WARPS> &shared, bool early, Enter enter, const Join &join)
 {
     constexpr int R = 8 * NT, STEP = KEYS * WARPS;
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
     Place p;
     p.heads = heads_of(a, kv_head, p.first_head);
     p.first_token = a.query_start_loc[r];
@@ -397,21 +419,7 @@ __device__ __forceinline__ void attend_split(const weft_attention_args &a, const
     if (!old) read();
 
     Rows<DIM, NT> s;
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        const int mine = 8 * n + g, real = p.row0 + min(mine, p.rows - 1);
-        const T *from = (const T *)a.q + (int64_t)(p.first_token + real / p.heads) * a.q_stride + (int64_t)(p.first_head + real % p.heads) * a.head_dim;
-#pragma unroll
-        for (int c = 0; c < DIM / 32; c++) s.q[n][c] = read16(from + 32 * c + 8 * q, mine < p.rows && 32 * c + 8 * q < a.head_dim);
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            visible(a, keys, (p.row0 + min(8 * n + 2 * q + e, p.rows - 1)) / p.heads, s.low[n][e], s.high[n][e]);
-            s.max[n][e] = minus_inf();
-            s.sum[n][e] = 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < DIM / 16; i++) s.out[n][i][0] = s.out[n][i][1] = s.out[n][i][2] = s.out[n][i][3] = 0.0f;
-    }
+    begin_rows<T>(a, p, keys, s);
     const float scale = a.scale * log2_e;
     while (key < end) {
         const int64_t here = row;
@@ -421,19 +429,19 @@ __device__ __forceinline__ void attend_split(const weft_attention_args &a, const
         float scores[NT][4];
         if (here >= 0) score<T, DIM, NT>(scores, s, kf);
         if (row >= 0) read_keys<T, DIM>(kf, k + row * k_stride, k_stride, a.head_dim, end - next);
-        if (here >= 0) weigh<T, DIM, NT>(s, scores, vf, key, key < low_last || key + KEYS > high_first, scale);
+        if (here >= 0) weigh<T, DIM, NT>(s, scores, vf, key + g, key + g + 8, key < low_last || key + KEYS > high_first, scale);
         if (row >= 0) read_values<T, DIM>(vf, v + row * v_stride, v_stride, a.head_dim_v, end - next);
         key = next;
     }
     if (WARPS > DEC_WARPS) fold<DIM, NT, WARPS>(shared.folded, s);
-    if (WARPS == DEC_WARPS || warp < DEC_WARPS) put_warp<DIM, NT>(shared.joined, s, p.rows);
+    if (WARPS == DEC_WARPS || warp < DEC_WARPS) put_warp(shared.joined, s, p.rows, warp);
     sync_warps<WARPS>();
     const int64_t item = ((int64_t)r * a.num_kv_heads + kv_head) * split.row_tiles + tile;
     const int twos = a.head_dim_v / 2;
     for (int i = threadIdx.x; i < p.rows * twos; i += WARPS * 32) {
         const int mine = i / twos, d = i % twos * 2;
         float weight[DEC_WARPS];
-        const float2 stats = row_stats<DIM, NT>(shared.joined, mine, weight), y = row_values<DIM, NT>(shared.joined, mine, d, weight);
+        const float2 stats = row_stats(shared.joined, mine, weight), y = row_values(shared.joined, mine, d, weight);
         if (splits > 1) {
             join.keep(item, part, mine, d, y, stats);
         } else {

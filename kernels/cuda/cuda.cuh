@@ -4,8 +4,8 @@
  * Every kernel begins with `dependency_wait()`: launches overlap the end of the kernel before them
  * (programmatic dependent launch), and until that call returns nothing that an earlier kernel of
  * the stream wrote may be read, nor anything be written. Only what no kernel of a step writes may be
- * read before it: weights, and what the host copies (positions, lengths, tables), since a copy is never
- * overlapped. Every block calls it, also one that has nothing to do: a kernel that ended before the one
+ * read before it: weights, keys and values of earlier steps, and what the host copies (positions, lengths, tables),
+ * since a copy is never overlapped. Every block calls it, also one that has nothing to do: a kernel that ended before the one
  * in front of it would let its successor begin too soon. */
 #pragma once
 

@@ -73,19 +73,19 @@ static weft_status one_attention(void *context, int i, void *stream)
     return weft_attention_cuda(&a, stream);
 }
 
-static void attention(int64_t requests, int64_t queries, int64_t length, int64_t page)
+static void attention(int64_t requests, int64_t queries, int64_t length, int64_t page, int heads, int kv_heads)
 {
-    enum { HEADS = 32, KV = 8, DIM = 128 };
+    enum { DIM = 128 };
     const int64_t tokens = requests * queries, width = (length + page - 1) / page, blocks = requests * width;
-    struct attentions p = {.args = {.tokens = tokens, .requests = requests, .q_stride = HEADS * DIM, .out_stride = HEADS * DIM,
-                                    .num_heads = HEADS, .num_kv_heads = KV, .head_dim = DIM, .head_dim_v = DIM, .group_size = HEADS / KV,
+    struct attentions p = {.args = {.tokens = tokens, .requests = requests, .q_stride = heads * DIM, .out_stride = heads * DIM,
+                                    .num_heads = heads, .num_kv_heads = kv_heads, .head_dim = DIM, .head_dim_v = DIM, .group_size = heads / kv_heads,
                                     .causal = 1, .scale = 0.088f, .dtype = WEFT_BF16, .kv_dtype = WEFT_BF16, .max_query_len = queries,
                                     .max_seq_len = length, .cuda = bench_context()}};
-    p.kv_bytes = blocks * KV * page * DIM * 2;
+    p.kv_bytes = blocks * kv_heads * page * DIM * 2;
     p.copies = queries > 1 ? 1 : (int)(((int64_t)1 << 29) / p.kv_bytes) + 1;
-    p.args.q = bench_random(tokens * HEADS * DIM, WEFT_BF16, 1);
-    p.args.out = bench_random(tokens * HEADS * DIM, WEFT_BF16, 1);
-    p.args.lse = bench_random(tokens * HEADS, WEFT_F32, 1);
+    p.args.q = bench_random(tokens * heads * DIM, WEFT_BF16, 1);
+    p.args.out = bench_random(tokens * heads * DIM, WEFT_BF16, 1);
+    p.args.lse = bench_random(tokens * heads, WEFT_F32, 1);
     p.args.k = bench_random(p.copies * p.kv_bytes / 2, WEFT_BF16, 1);
     p.args.v = bench_random(p.copies * p.kv_bytes / 2, WEFT_BF16, 1);
     int32_t *table = malloc((size_t)blocks * 4), *loc = malloc((size_t)(requests + 1) * 4), *lens = malloc((size_t)requests * 4);
@@ -102,26 +102,30 @@ static void attention(int64_t requests, int64_t queries, int64_t length, int64_t
     p.args.seq_lens = bench_upload(lens, (size_t)requests * 4);
     free(table), free(loc), free(lens);
     char name[96];
-    snprintf(name, sizeof name, "attention %lld x %lld queries over %lld, page %lld", (long long)requests, (long long)queries,
-             (long long)length, (long long)page);
+    int at = snprintf(name, sizeof name, "attention %lld x %lld queries over %lld, page %lld", (long long)requests, (long long)queries,
+                      (long long)length, (long long)page);
+    if (kv_heads == 1) snprintf(name + at, sizeof name - (size_t)at, ", %d heads on one", heads);
     double us = bench_us(one_attention, &p, queries > 1 ? 2 : p.copies > 32 ? 32 : p.copies < 4 ? 4 : p.copies);
     double pairs = (double)requests * (double)queries * ((double)length - ((double)queries - 1) / 2);
-    bench_line(name, us, queries == 1 ? 2.0 * (double)(requests * length) * KV * DIM * 2 : 0, queries > 1 ? 4.0 * pairs * HEADS * DIM : 0);
+    bench_line(name, us, queries == 1 ? 2.0 * (double)(requests * length) * kv_heads * DIM * 2 : 0, queries > 1 ? 4.0 * pairs * heads * DIM : 0);
     bench_free_all();
 }
 
 void bench_attention(void)
 {
-    attention(1, 1, 1024, 16);
-    attention(8, 1, 1024, 16);
-    attention(32, 1, 1024, 16);
-    attention(1, 1, 131072, 16);
-    attention(1, 1, 131072, 64);
-    attention(32, 1, 8192, 16);
-    attention(1, 2048, 2048, 16);
-    attention(1, 8192, 8192, 16);
-    attention(1, 32768, 32768, 16);
-    attention(1, 2048, 32768, 16);
+    attention(1, 1, 1024, 16, 32, 8);
+    attention(8, 1, 1024, 16, 32, 8);
+    attention(32, 1, 1024, 16, 32, 8);
+    attention(1, 1, 131072, 16, 32, 8);
+    attention(1, 1, 131072, 64, 32, 8);
+    attention(32, 1, 8192, 16, 32, 8);
+    /* What a rank of two has: the tokens shared, or the heads. */
+    attention(8, 1, 65536, 16, 32, 1);
+    attention(8, 1, 131072, 16, 16, 1);
+    attention(1, 2048, 2048, 16, 32, 8);
+    attention(1, 8192, 8192, 16, 32, 8);
+    attention(1, 32768, 32768, 16, 32, 8);
+    attention(1, 2048, 32768, 16, 32, 8);
 }
 
 /* ---- between the products ---- */

@@ -1,5 +1,6 @@
 /* kernels/cuda/tests/check_attention.c - attention over pages and over the step's own tokens. */
 #include <math.h>
+#include <stdio.h>
 
 #include "kernels/cuda/tests/check.h"
 
@@ -71,6 +72,48 @@ static void attention(const char *name, const shape *s)
     check_values(a.lse, WEFT_F32, a.tokens * s->heads, s->dtype == WEFT_F32 ? 1e-6 : 1e-5);
 }
 
+static int chosen(const int *from, uint64_t *draw)
+{
+    int count = 0;
+    while (from[count] >= 0) count++;
+    const int i = (int)(*draw % (uint64_t)count);
+    *draw /= (uint64_t)count;
+    return from[i];
+}
+
+/* Few queries, by how many rows share a KV head: lengths of all kinds, pages of several sizes. */
+static void by_rows(void)
+{
+    enum { REQUESTS = 70 };
+    static const int groups[] = {1, 4, 8, 12, 16, 17, 24, 32, 33, 48, 64, -1}, counts[] = {1, 2, 5, 8, 33, REQUESTS, -1};
+    static const int dims[] = {128, 128, 64, 80, 96, -1}, pages[] = {16, 16, 32, 64, 48, -1}, longest[] = {17, 100, 700, 2500, -1};
+    uint64_t seed = 12000;
+    for (int g = 0; groups[g] >= 0; g++)
+        for (int i = 0; i < 10; i++, seed++) {
+            uint64_t draw = seed * 0x9E3779B97F4A7C15u >> 8;
+            if (check_passes_over()) continue;
+            twin_reset(seed);
+            int queries[REQUESTS + 1], contexts[REQUESTS + 1];
+            const int count = chosen(counts, &draw), most = chosen(longest, &draw), long_one = twin_below(count);
+            for (int r = 0; r < count; r++) {
+                const int few = groups[g] <= 8 ? 4 : groups[g] <= 32 ? 2 : 1;
+                queries[r] = twin_below(8) == 0 ? 0 : 1 + (twin_below(3) == 0 ? twin_below(few) : 0);
+                contexts[r] = twin_below(count > 8 && r != long_one ? 60 : most);
+            }
+            queries[count] = contexts[count] = -1;
+            const weft_dtype type = draw % 4 == 0 ? WEFT_F16 : WEFT_BF16;
+            const int kv_heads = draw / 4 % 2 ? 1 : 2, cut = draw / 8 % 4 == 0 && groups[g] > 2, context = draw / 32 % 3 == 0 ? 3 : 1;
+            shape s = {type, type, groups[g] * kv_heads - cut, kv_heads, groups[g], 3 * groups[g] + cut, 3, chosen(dims, &draw), 0,
+                       draw % 3 ? WEFT_KEYS_ALL : WEFT_KEYS_CONTEXT, draw / 3 % 5 != 0, draw / 15 % 3 == 0 ? 1 + (int)(draw / 45 % 300) : 0,
+                       chosen(pages, &draw), context, (int)(seed % (uint64_t)context), context > 1 ? 4 : 1, 1, queries, contexts, (int)(draw / 8 % 3),
+                       draw / 24 % 4 != 0};
+            s.dim_v = draw / 384 % 4 == 0 ? 64 : s.dim;
+            char name[48];
+            snprintf(name, sizeof name, "attention, %d heads on a KV head", groups[g]);
+            attention(name, &s);
+        }
+}
+
 static const int decode_q[] = {1, 1, 1, 0, 1, -1}, decode_c[] = {0, 300, 77, 5, 1057, -1};
 static const int two_q[] = {1, 1, -1}, two_c[] = {1991, 301, -1};
 static const int few_q[] = {3, 1, 5, -1}, few_c[] = {700, 40, 0, -1};
@@ -102,4 +145,5 @@ void check_attention(void)
                         if (check_passes_over()) continue;
                         twin_reset(seed), attention(batches[b].name, &s);
                     }
+    by_rows();
 }
