@@ -5,239 +5,18 @@
  * is four groups, and each group's keys and values are one box of the tensor copy engine, since a group lies in one page.
  * The first units are on their way before the kernel in front has ended: it writes only this step's keys. The
  * other warps take a group of each unit, as attention_decode.cuh takes tiles; with more than 16 rows to a KV head there are
- * as many sets of such warps ("teams") as tiles of 16 rows, and a unit serves all of them.
+ * as many sets of such warps ("teams") as tiles of 16 rows, and a unit serves all of them. A second kernel puts together what
+ * several blocks have of an item: one block alone would take longer to read their sums than many do.
  *
  * Row i of a product is key i ^ 4 (i % 2) of its group: with pieces stored permuted (hopper.cuh), the 8 lanes that read
  * at once, keys of neighbouring rows or values of every second one, then meet no bank twice. */
-#include "kernels/cuda/attention_decode.cuh"
-#include "kernels/cuda/hopper.cuh"
-#include "kernels/cuda/tensor_map.cuh"
+#include "kernels/cuda/attention_decode_dealt.cuh"
 
 #ifdef WEFT_CUDA_HOPPER
 
 namespace weft {
 
-enum { UNIT = 4 /* groups of KEYS keys */ };
-enum { LAST = 1 << 4, END = 1 << 5 }; /* unit of a piece; of the block's share */
-
-/* Sums of items that several blocks share. Of a block: what it has of the item begun in front of it (place 0 of its two), and
- * of the one that it leaves unfinished to the next (1). */
-struct Dealt {
-    float *partial; /* (blocks, 2, rows of all teams, dim_v): sums of values, not yet divided */
-    float2 *stats;  /* (blocks, 2, rows): largest score (base 2), sum */
-    unsigned *counters; /* (blocks, teams): of the item that a block begins and does not finish */
-    CUtensorMap k, v;   /* (dim / 64, rows of pages, 64) */
-};
-
-/* What the feeding warp says of a unit. */
-struct alignas(16) Unit {
-    int flags; /* and bit j: group j is there */
-    int request, kv_head, key; /* key: the first one, counted as the request's keys on this rank */
-    int first_block, parts;    /* of the item: how many blocks from which on have it */
-    int place;
-};
-
-template <int DIM_, int TEAMS_> struct Form {
-    enum {
-        DIM = DIM_,
-        NT = 2,
-        TEAMS = TEAMS_,
-        WARPS = 8,
-        TEAM_WARPS = WARPS / TEAMS,
-        TEAM = TEAM_WARPS * 32,
-        TURNS = TEAMS == 1 ? 2 : 1, /* a team's warps take turns at units, so many at once */
-        KEY_WARPS = TEAM_WARPS / TURNS,
-        /* Three warpgroups, the feeding warp in the last, which gives registers to those that multiply: with 9 warps three would
-         * share a quarter of the registers and have no more than 168 for each thread. */
-        THREADS = WARPS * 32 + 128,
-        ROWS = 8 * NT * TEAMS,
-        HALF = KEYS * 128,       /* bytes of a group's 64 dims */
-        GROUP = DIM / 64 * HALF, /* of keys, or of values */
-        STAGES = DIM == 64 ? 8 : 4
-    };
-    using Sums = Joined<DIM, NT, TEAM_WARPS>;
-    struct Room {
-        char ring[STAGES][2][UNIT][GROUP]; /* begins at a multiple of 1024 */
-        Unit units[STAGES];
-        Sums sums[TEAMS];
-        uint64_t full[STAGES], empty[STAGES], started;
-        int request, kv_head; /* of the first piece, said before its keys come; -1: there is none */
-        bool last[TEAMS];
-    };
-};
-
 #ifdef WEFT_HOPPER
-
-/* The list of all groups in shares; no block but the last ones is without. */
-struct Shares {
-    int total, blocks;
-    __device__ __forceinline__ explicit Shares(int groups) : total(groups), blocks(min(groups, (int)gridDim.x)) {}
-    __device__ __forceinline__ int begin(int block) const { return block < blocks ? (int)((int64_t)total * block / blocks) : total; }
-    __device__ __forceinline__ int block_of(int group) const { return (int)((((int64_t)group + 1) * blocks - 1) / total); }
-};
-
-/* ---- the feeding warp ---- */
-
-/* A request, one for each lane. */
-struct Known {
-    int begin;  /* its first group in the list, in which its KV heads follow one another */
-    int groups; /* of one KV head; 1 where it has queries and no keys, so that they get an answer */
-    int low, high, old; /* keys that its queries see, low a multiple of KEYS; keys of earlier steps */
-};
-
-struct Requests {
-    const weft_attention_args &a;
-    int chunk, base, end; /* lane l knows request chunk + l; their groups in the list are [base, end) */
-    Known mine;
-    __device__ __forceinline__ void look(int from, int before)
-    {
-        chunk = from, base = before;
-        const int r = from + threadIdx.x % 32;
-        mine = {0, 0, 0, 0, 0};
-        if (r < a.requests) {
-            const int queries = a.query_start_loc[r + 1] - a.query_start_loc[r];
-            if (queries > 0) {
-                const KeyRange keys = keys_of(a, r);
-                int first_high, last_low;
-                visible(a, keys, 0, mine.low, first_high);
-                visible(a, keys, queries - 1, last_low, mine.high);
-                mine.low = mine.low / KEYS * KEYS;
-                mine.groups = max(1, (mine.high - mine.low + KEYS - 1) / KEYS);
-                mine.old = page_local_len(a.pages, keys.first_position);
-            }
-        }
-        const int all = mine.groups * a.num_kv_heads;
-        int sum = all;
-        for (int d = 1; d < 32; d *= 2) {
-            const int other = __shfl_up_sync(~0u, sum, d);
-            if ((int)threadIdx.x % 32 >= d) sum += other;
-        }
-        mine.begin = before + sum - all;
-        end = before + __shfl_sync(~0u, sum, 31);
-    }
-    __device__ __forceinline__ explicit Requests(const weft_attention_args &args) : a(args) { look(0, 0); }
-    __device__ __forceinline__ int total()
-    {
-        while (chunk + 32 < a.requests) look(chunk + 32, end);
-        return end;
-    }
-    /* The lane that knows whose a group of the list is. */
-    __device__ __forceinline__ int find(int group)
-    {
-        if (group < base) look(0, 0);
-        while (group >= end) look(chunk + 32, end);
-        return __ffs(__ballot_sync(~0u, group >= mine.begin && group < mine.begin + mine.groups * a.num_kv_heads)) - 1;
-    }
-};
-
-/* Groups [at, to) of one item are still to be fetched. */
-struct Piece {
-    int request, kv_head, low, high, old;
-    int at, to, first_block, parts, place;
-};
-
-/* A block's share, piece by piece: first the item that it leaves unfinished, then the one begun in front of it, so that what
- * must be put together with other blocks' sums is done early; then whole items. */
-struct Share {
-    Requests requests;
-    const Shares shares;
-    int from, to, begin;
-    bool tail; /* the unfinished item comes next */
-    __device__ __forceinline__ explicit Share(const weft_attention_args &a) : requests(a), shares(requests.total()), tail(true)
-    {
-        begin = from = shares.begin(blockIdx.x);
-        to = shares.begin(blockIdx.x + 1);
-    }
-    __device__ __forceinline__ bool next(Piece &p)
-    {
-        if (from >= to) return false;
-        const int group = tail ? to - 1 : from, lane = requests.find(group);
-        const Known &known = requests.mine;
-        const int groups = __shfl_sync(~0u, known.groups, lane), first = __shfl_sync(~0u, known.begin, lane);
-        p.request = requests.chunk + lane;
-        p.kv_head = (group - first) / groups;
-        p.low = __shfl_sync(~0u, known.low, lane), p.high = __shfl_sync(~0u, known.high, lane), p.old = __shfl_sync(~0u, known.old, lane);
-        const int item = first + p.kv_head * groups, behind = item + groups;
-        if (tail) {
-            tail = false;
-            if (behind <= to) return next(p); /* the last item is whole, or finished here */
-        }
-        p.at = max(item, from) - item, p.to = min(behind, to) - item;
-        p.first_block = shares.block_of(item), p.parts = shares.block_of(behind - 1) - p.first_block + 1;
-        p.place = item >= begin;
-        if (behind > to) to = max(item, from);
-        else from = behind;
-        return true;
-    }
-};
-
-/* The pages of up to 32 groups of a piece, one for each lane. */
-struct Batch {
-    Piece p; /* before these groups */
-    int count, block, offset;
-    __device__ __forceinline__ void look(const weft_attention_args &a, Piece &from)
-    {
-        p = from;
-        count = min(32, p.to - p.at);
-        const int lane = threadIdx.x % 32, key = p.low + (p.at + lane) * KEYS, page = (int)a.pages.page_size;
-        block = -1, offset = key % page;
-        if (lane < count && key < p.high) block = a.pages.block_table[p.request * a.pages.block_table_stride + key / page];
-        from.at += count;
-    }
-};
-
-template <class F> __device__ __forceinline__ void feed(const weft_attention_args &a, const Dealt &dealt, typename F::Room &room)
-{
-    const int lane = threadIdx.x % 32, group = lane / 2; /* lanes 0 to 7: keys and values of a unit's groups */
-    const CUtensorMap *map = lane % 2 ? &dealt.v : &dealt.k;
-    if (lane < 2) map_prefetch(map);
-    Share share(a);
-    Piece piece;
-    Batch batch;
-    bool more = share.next(piece), waited = false;
-    int stage = 0;
-    uint32_t parity = 1;
-    if (lane == 0) {
-        room.request = more ? piece.request : -1, room.kv_head = piece.kv_head;
-        barrier_arrive(shared_address(&room.started));
-    }
-    if (more) batch.look(a, piece);
-    while (more) {
-        /* The next batch's pages are asked for before this one's copies. */
-        Batch next;
-        if (piece.at == piece.to) more = share.next(piece);
-        if (more) next.look(a, piece);
-        const Piece &p = batch.p;
-        for (int u = 0; u < batch.count; u += UNIT) {
-            const int here = min((int)UNIT, batch.count - u), key = p.low + (p.at + u) * KEYS;
-            if (!waited && min(key + here * KEYS, p.high) > p.old) {
-                dependency_wait();
-                waited = true;
-            }
-            const int block = __shfl_sync(~0u, batch.block, u + group);
-            const int offset = __shfl_sync(~0u, batch.offset, u + group);
-            const bool there = group < here && block >= 0;
-            const unsigned copies = __ballot_sync(~0u, there), pairs = copies & 0x55;
-            const int present = (pairs & 1) | (pairs >> 1 & 2) | (pairs >> 2 & 4) | (pairs >> 3 & 8);
-            barrier_wait(shared_address(&room.empty[stage]), parity);
-            if (lane == 0) {
-                const bool last = p.at + u + here == p.to;
-                room.units[stage] = {present | (last ? LAST : 0) | (last && !more ? END : 0),
-                                     p.request, p.kv_head, key, p.first_block, p.parts, p.place};
-                barrier_expect(shared_address(&room.full[stage]), __popc(present) * 2 * F::GROUP);
-            }
-            __syncwarp();
-            if (there && lane < 2 * UNIT)
-                copy_box(shared_address(room.ring[stage][lane % 2][group]), map, 0, (block * a.num_kv_heads + p.kv_head) * (int)a.pages.page_size + offset, 0,
-                         shared_address(&room.full[stage]));
-            if (++stage == F::STAGES) stage = 0, parity ^= 1;
-        }
-        batch = next;
-    }
-    if (!waited) dependency_wait();
-}
-
-/* ---- the other warps ---- */
 
 /* The key of a group that row i of a product is. */
 __device__ __forceinline__ int key_of(int i) { return i ^ i % 2 * 4; }
@@ -284,76 +63,7 @@ __device__ __forceinline__ void take_group(Rows<F::DIM, F::NT> &s, const char *k
     weigh<T, DIM, NT>(s, scores, v, k0, k0 + 8, masked, scale);
 }
 
-/* All blocks' sums of an item together, by the team whose block comes last. */
-template <class T, class F>
-__device__ __forceinline__ void put_together(const weft_attention_args &a, const Dealt &dealt, const Unit &u, const Place &p, typename F::Sums &room)
-{
-    enum { R = 8 * F::NT, EACH = (R + F::TEAM_WARPS - 1) / F::TEAM_WARPS };
-    float *weights = &room.out[0][0][0], *sums = weights + u.parts * R;
-    const int thread = threadIdx.x % F::TEAM, warp = thread / 32, lane = threadIdx.x % 32, fours = F::DIM / 4;
-    auto at = [&](int part, int row) { return (int64_t)(part == 0 ? 2 * u.first_block + 1 : 2 * (u.first_block + part)) * F::ROWS + p.row0 + row; };
-    float2 own[EACH];
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int row = warp + i * F::TEAM_WARPS;
-        own[i] = make_float2(minus_inf(), 0.0f);
-        if (row < p.rows && lane < u.parts) own[i] = __ldcg(&dealt.stats[at(lane, row)]);
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int row = warp + i * F::TEAM_WARPS;
-        if (row >= p.rows) break;
-        float max = own[i].x;
-        for (int s = lane + 32; s < u.parts; s += 32) max = fmaxf(max, __ldcg(&dealt.stats[at(s, row)]).x);
-        for (int d = 16; d > 0; d /= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, d));
-        const float base = max == minus_inf() ? 0.0f : max;
-        float sum = 0.0f;
-        for (int s = lane; s < u.parts; s += 32) {
-            const float2 its = s < 32 ? own[i] : __ldcg(&dealt.stats[at(s, row)]);
-            const float weight = exp2f(its.x - base);
-            weights[s * R + row] = weight;
-            sum += weight * its.y;
-        }
-        sum = warp_sum(sum);
-        if (lane == 0) {
-            sums[row] = sum;
-            put_lse(a, p, row, max, sum);
-        }
-    }
-    named_sync(1 + threadIdx.x / F::TEAM, F::TEAM);
-    /* AT_ONCE elements of AHEAD parts are on their way at once: there is nothing else to do for this multiprocessor. */
-    enum { AT_ONCE = 4, AHEAD = 6 };
-    for (int i0 = thread; i0 < p.rows * fours; i0 += AT_ONCE * F::TEAM) {
-        float4 y[AT_ONCE] = {};
-        for (int s0 = 0; s0 < u.parts; s0 += AHEAD) {
-            float4 v[AT_ONCE][AHEAD];
-#pragma unroll
-            for (int s = 0; s < AHEAD; s++) {
-                const float4 *from = (const float4 *)(dealt.partial + at(min(s0 + s, u.parts - 1), 0) * F::DIM);
-#pragma unroll
-                for (int k = 0; k < AT_ONCE; k++) v[k][s] = __ldcg(from + min(i0 + k * F::TEAM, p.rows * fours - 1));
-            }
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++)
-#pragma unroll
-                for (int s = 0; s < AHEAD; s++) {
-                    const int row = min(i0 + k * F::TEAM, p.rows * fours - 1) / fours;
-                    const float w = s0 + s < u.parts ? weights[(s0 + s) * R + row] : 0.0f;
-                    y[k].x += w * v[k][s].x, y[k].y += w * v[k][s].y, y[k].z += w * v[k][s].z, y[k].w += w * v[k][s].w;
-                }
-        }
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
-            const int i = i0 + k * F::TEAM, row = i / fours, d = i % fours * 4;
-            if (i >= p.rows * fours) break;
-            const float by = sums[row] == 0.0f ? 0.0f : 1.0f / sums[row];
-            put<T>(a, p, row, d, y[k].x * by, y[k].y * by);
-            put<T>(a, p, row, d + 2, y[k].z * by, y[k].w * by);
-        }
-    }
-}
-
-/* The end of a piece: the team's warps together, then, where other blocks have keys of the item, with theirs. */
+/* The end of a piece: the team's warps together. */
 template <class T, class F>
 __device__ __forceinline__ void finish(const weft_attention_args &a, const Dealt &dealt, const Unit &u, const Place &p, Rows<F::DIM, F::NT> &s,
                                        typename F::Room &room)
@@ -377,18 +87,6 @@ __device__ __forceinline__ void finish(const weft_attention_args &a, const Dealt
         }
     }
     named_sync(1 + team, F::TEAM);
-    if (u.parts == 1) return;
-    unsigned *counter = &dealt.counters[u.first_block * F::TEAMS + team];
-    if (thread == 0) { /* orders the writes of the team, which the barrier has gathered, before the count */
-        unsigned before;
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-        room.last[team] = before == (unsigned)u.parts - 1;
-    }
-    named_sync(1 + team, F::TEAM);
-    if (!room.last[team]) return;
-    put_together<T, F>(a, dealt, u, p, joined);
-    named_sync(1 + team, F::TEAM);
-    if (thread == 0) *counter = 0;
 }
 
 /* A team's rows of an item, and which keys all of them see. */
@@ -451,7 +149,8 @@ template <class T, class F> __device__ __forceinline__ void take_units(const wef
 
 #endif /* WEFT_HOPPER */
 
-template <class T, class F> __global__ void __launch_bounds__(F::THREADS, 1) decode_dealt(const weft_attention_args a, const __grid_constant__ Dealt dealt)
+template <class T, class F>
+__global__ void __launch_bounds__(F::THREADS, 1) decode_dealt(const weft_attention_args a, const Dealt dealt, const __grid_constant__ Caches caches)
 {
 #ifdef WEFT_HOPPER
     extern __shared__ char unaligned[];
@@ -467,7 +166,7 @@ template <class T, class F> __global__ void __launch_bounds__(F::THREADS, 1) dec
     __syncthreads();
     if (__shfl_sync(~0u, threadIdx.x / 128, 0) == F::WARPS / 4) {
         registers_down<104>();
-        if (threadIdx.x / 32 == F::WARPS) feed<F>(a, dealt, room);
+        if (threadIdx.x / 32 == F::WARPS) feed<F>(a, dealt, caches, room);
         if (threadIdx.x / 32 == F::WARPS + 1) {
             dependency_wait();
             clear_padding(a, blockIdx.x, gridDim.x, threadIdx.x % 32, 32);
@@ -477,6 +176,53 @@ template <class T, class F> __global__ void __launch_bounds__(F::THREADS, 1) dec
         take_units<T, F>(a, dealt, room);
     }
 #endif
+}
+
+enum { ROWS_AT_ONCE = 4 /* of a block, a warp each */, PARTS_AHEAD = 8 /* on their way at once */ };
+
+/* What blocks have of the item that block blockIdx.x begins. form_rows: of all teams. */
+template <class T, int DIM>
+__global__ void __launch_bounds__(ROWS_AT_ONCE * 32) put_together(const weft_attention_args a, const Dealt dealt, int form_rows)
+{
+    dependency_wait();
+    const int row = blockIdx.y * ROWS_AT_ONCE + threadIdx.x / 32, lane = threadIdx.x % 32, own = DIM / 32 * lane;
+    const int4 span = __ldcg((const int4 *)&dealt.spans[blockIdx.x]); /* parts, request, kv_head */
+    if (span.x == 0) return;
+    Place p = {};
+    p.heads = heads_of(a, span.z, p.first_head);
+    p.first_token = a.query_start_loc[span.y];
+    if (row >= p.heads * (a.query_start_loc[span.y + 1] - p.first_token)) return;
+    auto at = [&](int part) { return (int64_t)(2 * ((int)blockIdx.x + part) + (part == 0)) * form_rows + row; };
+    float max = minus_inf(), sum = 0.0f, y[DIM / 32] = {};
+    for (int s = lane; s < span.x; s += 32) max = fmaxf(max, __ldcg(&dealt.stats[at(s)]).x);
+    for (int d = 16; d > 0; d /= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, d));
+    const float base = max == minus_inf() ? 0.0f : max;
+    for (int s0 = 0; s0 < span.x; s0 += 32) {
+        float weight = 0.0f;
+        if (s0 + lane < span.x) {
+            const float2 stats = __ldcg(&dealt.stats[at(s0 + lane)]);
+            weight = exp2f(stats.x - base);
+            sum += weight * stats.y;
+        }
+        for (int s = s0; s < min(s0 + 32, span.x); s += PARTS_AHEAD) {
+            float2 v[PARTS_AHEAD][DIM / 64];
+#pragma unroll
+            for (int j = 0; j < PARTS_AHEAD; j++)
+#pragma unroll
+                for (int i = 0; i < DIM / 64; i++) v[j][i] = __ldcg((const float2 *)&dealt.partial[at(min(s + j, span.x - 1)) * DIM + own] + i);
+#pragma unroll
+            for (int j = 0; j < PARTS_AHEAD; j++) {
+                const float w = __shfl_sync(~0u, weight, s - s0 + j);
+#pragma unroll
+                for (int i = 0; i < DIM / 64; i++) y[2 * i] += w * v[j][i].x, y[2 * i + 1] += w * v[j][i].y;
+            }
+        }
+    }
+    sum = warp_sum(sum);
+    const float by = sum == 0.0f ? 0.0f : 1.0f / sum;
+#pragma unroll
+    for (int i = 0; i < DIM / 32; i += 2) put<T>(a, p, row, own + i, y[i] * by, y[i + 1] * by);
+    if (lane == 0) put_lse(a, p, row, max, sum);
 }
 
 /* ---- host side ---- */
@@ -489,19 +235,19 @@ template <class F> static bool encode(CUtensorMap *map, weft_dtype dtype, const 
 
 template <class T, class F> static bool launch_dealt(const weft_attention_args *a, int64_t groups, void *stream)
 {
-    /* Weights of all parts of an item have to fit where a team's sums were. */
-    const int64_t blocks = least(least(a->cuda->sms, F::TEAM_WARPS * F::DIM), groups), rows = blocks * 2 * F::ROWS;
+    const int64_t blocks = least(a->cuda->sms, groups), rows = blocks * 2 * F::ROWS;
     const size_t shared = sizeof(typename F::Room) + 1024;
-    if (shared > (size_t)a->cuda->shared || (size_t)rows * ((size_t)a->head_dim_v * 4 + sizeof(float2)) > a->cuda->workspace_bytes ||
-        blocks * F::TEAMS > COUNTERS)
+    if (shared > (size_t)a->cuda->shared || (size_t)rows * (F::DIM * 4 + sizeof(float2)) + (size_t)blocks * sizeof(Span) > a->cuda->workspace_bytes)
         return false;
+    Caches caches;
+    if (!encode<F>(&caches.k, a->dtype, a->k) || !encode<F>(&caches.v, a->dtype, a->v)) return false;
     Dealt dealt;
-    dealt.counters = a->cuda->counters;
-    dealt.stats = (float2 *)a->cuda->workspace;
-    dealt.partial = (float *)(dealt.stats + rows);
-    if (!encode<F>(&dealt.k, a->dtype, a->k) || !encode<F>(&dealt.v, a->dtype, a->v)) return false;
+    dealt.partial = (float *)a->cuda->workspace;
+    dealt.stats = (float2 *)(dealt.partial + rows * F::DIM);
+    dealt.spans = (Span *)(dealt.stats + rows);
     (void)cudaFuncSetAttribute(decode_dealt<T, F>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-    launch(decode_dealt<T, F>, (unsigned)blocks, F::THREADS, shared, stream, *a, dealt);
+    launch(decode_dealt<T, F>, (unsigned)blocks, F::THREADS, shared, stream, *a, dealt, caches);
+    launch(put_together<T, F::DIM>, dim3((unsigned)blocks, F::ROWS / ROWS_AT_ONCE), ROWS_AT_ONCE * 32, 0, stream, *a, dealt, (int)F::ROWS);
     return true;
 }
 
