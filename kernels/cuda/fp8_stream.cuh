@@ -127,7 +127,9 @@ template <int TOKENS, int GROUPS> struct Fp8Input {
     __device__ __forceinline__ void ask(const void *rows, int64_t stride) const
     {
         each([&](int piece) {
-            for (int t = 0; t < tokens; t++) copy16(shared_address(raw(t, piece)), (const bf16 *)rows + t * stride + column(piece));
+            copy16(shared_address(raw(0, piece)), (const bf16 *)rows + column(piece));
+#pragma unroll 1
+            for (int t = 1; TOKENS > 1 && t < tokens; t++) copy16(shared_address(raw(t, piece)), (const bf16 *)rows + t * stride + column(piece));
         });
     }
     /* What this thread has asked for is there. */
@@ -143,7 +145,7 @@ template <int TOKENS, int GROUPS> struct Fp8Input {
         for (int piece = threadIdx.x / 64; piece < pieces; piece += 2 * GROUPS)
 #pragma unroll
             for (int t = 0; t < TOKENS; t++) {
-                if (t >= tokens) break;
+                if (t > 0 && t >= tokens) break;
                 uint4 eight = make_uint4(0, 0, 0, 0);
                 if (column(piece) < columns) {
                     eight = *(const uint4 *)raw(t, piece);

@@ -161,7 +161,7 @@ template <int TOKENS, int END> __device__ __forceinline__ void norm_factors(cons
     in.each([&](int piece) {
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
-            if (t >= in.tokens) break;
+            if (t > 0 && t >= in.tokens) break;
             float v[8];
             fp8_widen(*(const uint4 *)in.raw(t, piece), v);
 #pragma unroll
@@ -266,7 +266,8 @@ template <int TOKENS, int END> __global__ void __launch_bounds__(F8_THREADS + 64
     if (normed) in.each([&](int piece) { in.copy16(shared_address(gains + in.column(piece)), (const bf16 *)job.norm.gain + in.column(piece)); });
     Fp8Walk<TOKENS, F8_GROUPS> walk(ring, pieces, input, factors);
     const unsigned eights = (unsigned)a.k / 8; /* of a token: the block's share of what a norm writes */
-    const int own_from = (int)(eights * blockIdx.x / gridDim.x) * 8, own_to = (int)(eights * (blockIdx.x + 1) / gridDim.x) * 8;
+    int own_from = (int)(eights * blockIdx.x / gridDim.x) * 8, own_to = (int)(eights * (blockIdx.x + 1) / gridDim.x) * 8;
+    asm volatile("" : "+r"(own_from), "+r"(own_to)); /* before the wait */
     dependency_wait();
     in.ask(normed ? job.norm.x : a.x, normed ? job.norm.x_stride : a.x_stride);
     in.arrived();
