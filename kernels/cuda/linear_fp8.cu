@@ -15,7 +15,7 @@ enum {
     F8_GROUPS = 4, /* warpgroups that multiply */
     F8_WARPS = F8_GROUPS * 4,
     F8_THREADS = F8_GROUPS * 128, /* two warps more feed them */
-    F8_PLACES = 12,               /* of a ring; 16 are no better */
+    F8_PLACES = 16,               /* of a ring */
     F8_LEAST = 4,
     F8_SHARED = 116 << 10, /* at least, so that a multiprocessor never takes two blocks of a product */
     F8_HEAD = 256,         /* elements of a head that is rotated, at most */
