@@ -74,18 +74,20 @@ template <class T, int NT, int DIM> struct ByCluster {
                 sum += weight * stats[s].y, y.x += weight * values[s].x, y.y += weight * values[s].y;
             }
             const float by = sum == 0.0f ? 0.0f : 1.0f / sum;
-            put<T>(a, p, row, 2 * two, y.x * by, y.y * by);
-            if (two == 0) put_lse(a, p, row, max, sum);
+            (void)put<T>(a, p, row, 2 * two, y.x * by, y.y * by, *this);
+            if (two == 0) (void)put_lse(a, p, row, max, sum, *this);
         }
         cluster_sync(); /* no block ends while others read it */
     }
+    template <class To> __device__ __forceinline__ uint32_t back(const To *) const { return 0; }
+    __device__ __forceinline__ void arrived(uint32_t) const {}
 };
 
 /* CLUSTER: the blocks of an item, split.splits neighbours, are a cluster. */
 template <class T, int DIM, int NT, bool CLUSTER>
 __global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const weft_attention_args a, const Split split)
 {
-    __shared__ WarpSums<DIM, NT, DEC_WARPS> warps;
+    __shared__ Joined<DIM, NT, DEC_WARPS> warps;
     const int tile = CLUSTER ? blockIdx.x / split.splits : blockIdx.x % split.row_tiles;
     const int part = CLUSTER ? blockIdx.x % split.splits : blockIdx.x / split.row_tiles, kv_head = blockIdx.y, r = blockIdx.z;
     if (r == a.requests) { /* one block more, for the tokens behind the last request */

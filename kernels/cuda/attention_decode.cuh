@@ -128,7 +128,7 @@ __device__ __forceinline__ void weigh(Rows<DIM, NT> &s, float (&p)[NT][4], const
 }
 
 /* Sums of WARPS warps that have different keys of the same rows, in shared memory. */
-template <int DIM, int NT, int WARPS = DEC_WARPS> struct Joined {
+template <int DIM, int NT, int WARPS> struct Joined {
     float out[WARPS][8 * NT][DIM + PAD];
     float2 stats[WARPS][8 * NT];
 };
@@ -183,17 +183,12 @@ struct Place { /* of the rows of this block */
     int first_token, first_head, heads, row0, rows;
 };
 
-/* The queries of a block's rows, which have seen no key yet. */
-template <class T, int DIM, int NT>
-__device__ __forceinline__ void begin_rows(const weft_attention_args &a, const Place &p, const KeyRange &keys, Rows<DIM, NT> &s)
+/* The bounds of a block's rows, which have seen no key yet. */
+template <int DIM, int NT> __device__ __forceinline__ void bound_rows(const weft_attention_args &a, const Place &p, const KeyRange &keys, Rows<DIM, NT> &s)
 {
-    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const int q = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
-        const int mine = 8 * n + g, real = p.row0 + min(mine, p.rows - 1);
-        const T *from = (const T *)a.q + (int64_t)(p.first_token + real / p.heads) * a.q_stride + (int64_t)(p.first_head + real % p.heads) * a.head_dim;
-#pragma unroll
-        for (int c = 0; c < DIM / 32; c++) s.q[n][c] = read16(from + 32 * c + 8 * q, mine < p.rows && 32 * c + 8 * q < a.head_dim);
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             visible(a, keys, (p.row0 + min(8 * n + 2 * q + e, p.rows - 1)) / p.heads, s.low[n][e], s.high[n][e]);
@@ -204,16 +199,39 @@ __device__ __forceinline__ void begin_rows(const weft_attention_args &a, const P
         for (int i = 0; i < DIM / 16; i++) s.out[n][i][0] = s.out[n][i][1] = s.out[n][i][2] = s.out[n][i][3] = 0.0f;
     }
 }
-
-template <class T> __device__ __forceinline__ void put(const weft_attention_args &a, const Place &p, int row, int d, float x, float y)
+/* Their queries. */
+template <class T, int DIM, int NT> __device__ __forceinline__ void read_queries(const weft_attention_args &a, const Place &p, Rows<DIM, NT> &s)
 {
-    const int64_t t = p.first_token + (p.row0 + row) / p.heads, h = p.first_head + (p.row0 + row) % p.heads;
-    *(uint32_t *)((T *)a.out + t * a.out_stride + h * a.head_dim_v + d) = pair<T>(x, y);
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        const int mine = 8 * n + g, real = p.row0 + min(mine, p.rows - 1);
+        const T *from = (const T *)a.q + (int64_t)(p.first_token + real / p.heads) * a.q_stride + (int64_t)(p.first_head + real % p.heads) * a.head_dim;
+#pragma unroll
+        for (int c = 0; c < DIM / 32; c++)
+            s.q[n][c] = mine < p.rows && 32 * c + 8 * q < a.head_dim ? __ldcg((const uint4 *)(from + 32 * c + 8 * q)) : make_uint4(0, 0, 0, 0);
+    }
 }
-__device__ __forceinline__ void put_lse(const weft_attention_args &a, const Place &p, int row, float max, float sum)
+
+/* Who does not ask whether what it writes has arrived. */
+struct Unasked {
+    template <class To> __device__ __forceinline__ uint32_t back(const To *) const { return 0; }
+};
+/* These give what join.back() says of what they wrote. */
+template <class T, class Join> __device__ __forceinline__ uint32_t put(const weft_attention_args &a, const Place &p, int row, int d, float x, float y, const Join &join)
 {
     const int64_t t = p.first_token + (p.row0 + row) / p.heads, h = p.first_head + (p.row0 + row) % p.heads;
-    if (a.lse != nullptr) a.lse[t * a.num_heads + h] = sum == 0.0f ? minus_inf() : (max + log2f(sum)) * ln_2;
+    T *to = (T *)a.out + t * a.out_stride + h * a.head_dim_v + d;
+    *(uint32_t *)to = pair<T>(x, y);
+    return join.back(to);
+}
+template <class Join> __device__ __forceinline__ uint32_t put_lse(const weft_attention_args &a, const Place &p, int row, float max, float sum, const Join &join)
+{
+    const int64_t t = p.first_token + (p.row0 + row) / p.heads, h = p.first_head + (p.row0 + row) % p.heads;
+    if (a.lse == nullptr) return 0;
+    float *to = a.lse + t * a.num_heads + h;
+    *to = sum == 0.0f ? minus_inf() : (max + log2f(sum)) * ln_2;
+    return join.back(to);
 }
 
 /* All warps that attend: the block, or its first 8 warps where others do something else. */
@@ -224,13 +242,14 @@ template <int WARPS> __device__ __forceinline__ void sync_warps()
 }
 
 /* The last block of an item: all its splits together. weights: shared, (splits, R); sums: (R). */
-template <class T, int R, int WARPS>
+template <class T, int R, int WARPS, class Join>
 __device__ __forceinline__ void merge_splits(const weft_attention_args &a, const Split &split, const Place &p, int64_t item, int splits,
-                                             float *weights, float *sums)
+                                             float *weights, float *sums, const Join &join)
 {
     const float2 *stats = split.stats + item * split.splits * R;
     const float *partial = split.partial + item * split.splits * R * a.head_dim_v;
     const int lane = threadIdx.x % 32, fours = a.head_dim_v / 4;
+    uint32_t back = 0;
     for (int row = threadIdx.x / 32; row < p.rows; row += WARPS) {
         float max = minus_inf(), sum = 0.0f;
         for (int s = lane; s < splits; s += 32) max = fmaxf(max, __ldcg(&stats[s * R + row]).x);
@@ -245,7 +264,7 @@ __device__ __forceinline__ void merge_splits(const weft_attention_args &a, const
         sum = warp_sum(sum);
         if (lane == 0) {
             sums[row] = sum;
-            put_lse(a, p, row, max, sum);
+            back = put_lse(a, p, row, max, sum, join);
         }
     }
     sync_warps<WARPS>();
@@ -259,9 +278,10 @@ __device__ __forceinline__ void merge_splits(const weft_attention_args &a, const
             y.x += w * v.x, y.y += w * v.y, y.z += w * v.z, y.w += w * v.w;
         }
         const float by = sums[row] == 0.0f ? 0.0f : 1.0f / sums[row];
-        put<T>(a, p, row, d, y.x * by, y.y * by);
-        put<T>(a, p, row, d + 2, y.z * by, y.w * by);
+        const uint32_t first = put<T>(a, p, row, d, y.x * by, y.y * by, join), second = put<T>(a, p, row, d + 2, y.z * by, y.w * by, join);
+        back |= first | second;
     }
+    join.arrived(back);
 }
 
 /* The keys of a split in pages (or in this step's tensors), tile by tile of one warp. */
@@ -287,12 +307,6 @@ struct Walk {
         const int64_t block = table[entry];
         return block < 0 ? -1 : (block * a.num_kv_heads + g) * page + offset;
     }
-};
-
-/* What the warps of a block share. folded: what the upper half of 8 warps carries, register by register. */
-template <int DIM, int NT, int WARPS> union WarpSums {
-    Joined<DIM, NT> joined;
-    float folded[WARPS > DEC_WARPS ? NT * (DIM / 4 + 4) : 1][DEC_THREADS];
 };
 
 /* Puts the splits of an item together in its block that ends last. */
@@ -321,57 +335,24 @@ template <class T, int NT, int WARPS> struct ByLast {
         }
         sync_warps<WARPS>();
         if (!shared.last) return;
-        merge_splits<T, 8 * NT, WARPS>(a, split, p, item, splits, shared.weights, shared.sums);
+        merge_splits<T, 8 * NT, WARPS>(a, split, p, item, splits, shared.weights, shared.sums, *this);
         if (threadIdx.x == 0) split.counters[item] = 0;
     }
+    template <class To> __device__ __forceinline__ uint32_t back(const To *) const { return 0; }
+    __device__ __forceinline__ void arrived(uint32_t) const {}
 };
-
-/* Of 8 warps the upper four give what they carry to the lower four. All threads of the block come here. */
-template <int DIM, int NT, int WARPS> __device__ __forceinline__ void fold(float (*to)[DEC_THREADS], Rows<DIM, NT> &s)
-{
-    const int thread = threadIdx.x % DEC_THREADS;
-    if (threadIdx.x >= DEC_THREADS) {
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-            float(*mine)[DEC_THREADS] = to + n * (DIM / 4 + 4);
-#pragma unroll
-            for (int i = 0; i < DIM / 4; i++) mine[i][thread] = s.out[n][i / 4][i % 4];
-#pragma unroll
-            for (int e = 0; e < 2; e++) mine[DIM / 4 + e][thread] = s.max[n][e], mine[DIM / 4 + 2 + e][thread] = s.sum[n][e];
-        }
-    }
-    sync_warps<WARPS>();
-    if (threadIdx.x < DEC_THREADS) {
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-            const float(*other)[DEC_THREADS] = to + n * (DIM / 4 + 4);
-            float own[2], its[2];
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const float max = other[DIM / 4 + e][thread], top = fmaxf(s.max[n][e], max), base = top == minus_inf() ? 0.0f : top;
-                own[e] = exp2f(s.max[n][e] - base), its[e] = exp2f(max - base);
-                s.max[n][e] = top;
-                s.sum[n][e] = s.sum[n][e] * own[e] + other[DIM / 4 + 2 + e][thread] * its[e];
-            }
-#pragma unroll
-            for (int i = 0; i < DIM / 4; i++) {
-                float &o = s.out[n][i / 4][i % 4];
-                o = o * own[i % 2] + other[i][thread] * its[i % 2];
-            }
-        }
-    }
-    sync_warps<WARPS>();
-}
 
 /* Part `part` of the splits of rows [tile * 8 NT, ...) of request r and KV head kv_head, by a block of
  * WARPS warps, all of which come here. enter() is called once, before anything is read that this step wrote: before
  * it come lengths and tables and, with `early`, keys and values of earlier steps. JOIN, how splits come together:
  *     void leave(int splits) const                                of a part that has no keys
  *     void keep(item, part, row, d, float2 values, float2 stats)  dims d and d + 1 of a row's sums, if there are more splits
- *     void merge(p, item, part, splits)                           by the block, behind its last keep() */
+ *     void merge(p, item, part, splits)                           by the block, behind its last keep()
+ *     uint32_t back(const T *out) const, back(const float *lse) const  behind each write of a result; for
+ *     void arrived(uint32_t back) const                           when the thread has written all of its results */
 template <class T, int DIM, int NT, int WARPS, class Enter, class Join>
 __device__ __forceinline__ void attend_split(const weft_attention_args &a, const Split &split, int tile, int part, int kv_head, int r,
-                                             WarpSums<DIM, NT, WARPS> &shared, bool early, Enter enter, const Join &join)
+                                             Joined<DIM, NT, WARPS> &shared, bool early, Enter enter, const Join &join)
 {
     constexpr int R = 8 * NT, STEP = KEYS * WARPS;
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
@@ -413,13 +394,13 @@ __device__ __forceinline__ void attend_split(const weft_attention_args &a, const
         read_keys<T, DIM>(kf, k + row * k_stride, k_stride, a.head_dim, end - key);
         read_values<T, DIM>(vf, v + row * v_stride, v_stride, a.head_dim_v, end - key);
     };
+    Rows<DIM, NT> s;
+    bound_rows(a, p, keys, s);
     const bool old = early && !fresh && min(key + KEYS, end) <= page_local_len(a.pages, keys.first_position);
     if (old) read();
     enter();
+    read_queries<T>(a, p, s);
     if (!old) read();
-
-    Rows<DIM, NT> s;
-    begin_rows<T>(a, p, keys, s);
     const float scale = a.scale * log2_e;
     while (key < end) {
         const int64_t here = row;
@@ -433,21 +414,21 @@ __device__ __forceinline__ void attend_split(const weft_attention_args &a, const
         if (row >= 0) read_values<T, DIM>(vf, v + row * v_stride, v_stride, a.head_dim_v, end - next);
         key = next;
     }
-    if (WARPS > DEC_WARPS) fold<DIM, NT, WARPS>(shared.folded, s);
-    if (WARPS == DEC_WARPS || warp < DEC_WARPS) put_warp(shared.joined, s, p.rows, warp);
+    put_warp(shared, s, p.rows, warp);
     sync_warps<WARPS>();
     const int64_t item = ((int64_t)r * a.num_kv_heads + kv_head) * split.row_tiles + tile;
     const int twos = a.head_dim_v / 2;
     for (int i = threadIdx.x; i < p.rows * twos; i += WARPS * 32) {
         const int mine = i / twos, d = i % twos * 2;
-        float weight[DEC_WARPS];
-        const float2 stats = row_stats(shared.joined, mine, weight), y = row_values(shared.joined, mine, d, weight);
+        float weight[WARPS];
+        const float2 stats = row_stats(shared, mine, weight), y = row_values(shared, mine, d, weight);
         if (splits > 1) {
             join.keep(item, part, mine, d, y, stats);
         } else {
             const float by = stats.y == 0.0f ? 0.0f : 1.0f / stats.y;
-            put<T>(a, p, mine, d, y.x * by, y.y * by);
-            if (d == 0) put_lse(a, p, mine, stats.x, stats.y);
+            uint32_t back = put<T>(a, p, mine, d, y.x * by, y.y * by, join);
+            if (d == 0) back |= put_lse(a, p, mine, stats.x, stats.y, join);
+            join.arrived(back);
         }
     }
     if (splits > 1) join.merge(p, item, part, splits);

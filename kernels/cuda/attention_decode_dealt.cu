@@ -82,8 +82,8 @@ __device__ __forceinline__ void finish(const weft_attention_args &a, const Dealt
             if (d == 0) dealt.stats[at] = stats;
         } else {
             const float by = stats.y == 0.0f ? 0.0f : 1.0f / stats.y;
-            put<T>(a, p, mine, d, y.x * by, y.y * by);
-            if (d == 0) put_lse(a, p, mine, stats.x, stats.y);
+            (void)put<T>(a, p, mine, d, y.x * by, y.y * by, Unasked());
+            if (d == 0) (void)put_lse(a, p, mine, stats.x, stats.y, Unasked());
         }
     }
     named_sync(1 + team, F::TEAM);
@@ -105,7 +105,8 @@ template <class T, class F> struct Team {
         int low;
         visible(a, keys, p.row0 / p.heads, low, high_first);
         visible(a, keys, (p.row0 + p.rows - 1) / p.heads, low_last, high);
-        begin_rows<T>(a, p, keys, s);
+        bound_rows(a, p, keys, s);
+    read_queries<T>(a, p, s);
     }
 };
 
@@ -221,8 +222,8 @@ __global__ void __launch_bounds__(ROWS_AT_ONCE * 32) put_together(const weft_att
     sum = warp_sum(sum);
     const float by = sum == 0.0f ? 0.0f : 1.0f / sum;
 #pragma unroll
-    for (int i = 0; i < DIM / 32; i += 2) put<T>(a, p, row, own + i, y[i] * by, y[i + 1] * by);
-    if (lane == 0) put_lse(a, p, row, max, sum);
+    for (int i = 0; i < DIM / 32; i += 2) (void)put<T>(a, p, row, own + i, y[i] * by, y[i + 1] * by, Unasked());
+    if (lane == 0) (void)put_lse(a, p, row, max, sum, Unasked());
 }
 
 /* ---- host side ---- */

@@ -9,9 +9,10 @@
 
 using namespace weft;
 
-enum { HEAD_BYTES = 256, INSTRUCTIONS = 1200, STREAMS = 640, LEAST_PRODUCTS = 3, IN_FLIGHT = 6 };
+enum { HEAD_BYTES = 256, INSTRUCTIONS = 1200, STREAMS = 640, LEAST_PRODUCTS = 3, IN_FLIGHT = 3 };
 static const size_t LIST_AT = HEAD_BYTES + STREAMS * sizeof(StepStream);
-static_assert(HEAD_BYTES + STREAMS * sizeof(StepStream) + INSTRUCTIONS * sizeof(StepInstruction) <= WEFT_FUSED_BYTES, "memory of a recorder");
+static const size_t PACKETS_AT = (LIST_AT + INSTRUCTIONS * sizeof(StepInstruction) + 127) / 128 * 128;
+static_assert(PACKETS_AT + STEP_PACKETS * sizeof(uint4) <= WEFT_FUSED_BYTES, "memory of a recorder");
 
 struct weft_fused {
     StepList list;
@@ -141,7 +142,10 @@ static bool stream_of(const StepProduct *p, StepStream *s)
     s->pieces = (int)div_up(2 * p->linear.k, STEP_PIECE);
     s->half = p->half;
     s->first = p->first;
-    return rows_map(&s->map, p->linear.w, p->linear.n, 2 * p->linear.k, 2 * p->linear.w_stride, STEP_PIECE / 128);
+    const int64_t stride = 2 * p->linear.w_stride, half = p->half, columns = 2 * p->linear.k / 128;
+    if (half == 0) return bytes_map(&s->map, p->linear.w, {128, p->linear.n, 1, 1, columns}, {stride, stride, stride, 128}, {128, 16, 1, 1, STEP_PIECE / 128});
+    return bytes_map(&s->map, p->linear.w, {128, half, 2, p->linear.n / (2 * half), columns}, {stride, half * stride, 2 * half * stride, 128},
+                      {128, 8, 2, 1, STEP_PIECE / 128});
 }
 
 static void widen_needs(StepProgram *program, const StepNeeds &n)
@@ -194,6 +198,7 @@ static weft_status launch_together(weft_fused *r, bool *done)
     program.arrivals = (unsigned long long *)r->memory;
     program.counters = list.context->counters;
     program.partial = list.context->workspace;
+    program.packets = (uint4 *)(r->memory + PACKETS_AT);
     program.x_bytes = sizeof(StepAttention<bf16>);
     program.sums_bytes = 128;
     program.num_groups = list.num_groups;
@@ -213,7 +218,7 @@ static weft_status launch_together(weft_fused *r, bool *done)
     r->num_streams += program.num_streams;
     const size_t other = (size_t)program.x_bytes + (size_t)program.held_bytes + (size_t)program.cos_sin_bytes + (size_t)program.sums_bytes;
     program.places = (int)least((int64_t)((step_room() - other) / STEP_PIECE_BYTES), STEP_MOST_PLACES);
-    program.in_flight = (int)least(IN_FLIGHT, program.places);
+    program.in_flight = (int)least(IN_FLIGHT, program.places - (2 * STEP_TEAMS - 1));
     step_launch(program, list.blocks, list.dtype, r->stream);
     *done = true;
     return launched("a step in one launch");
@@ -240,6 +245,7 @@ extern "C" weft_status weft_fused_end(weft_fused *r, int keep)
         /* On the stream: what had this memory before may still be running there. */
         cudaStream_t stream = (cudaStream_t)r->stream;
         error = cudaMemsetAsync(r->memory, 0, HEAD_BYTES, stream);
+        if (error == cudaSuccess) error = cudaMemsetAsync(r->memory + PACKETS_AT, 0, STEP_PACKETS * sizeof(uint4), stream);
         if (error == cudaSuccess)
             error = cudaMemcpyAsync(r->memory + LIST_AT, r->ready, (size_t)r->num_ready * sizeof *r->ready, cudaMemcpyHostToDevice, stream);
         if (error == cudaSuccess)

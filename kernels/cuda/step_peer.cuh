@@ -44,7 +44,7 @@ __device__ __forceinline__ unsigned *step_signs(const StepGroup &g, PeerPacket *
 
 /* The warp that finishes: every tile of this block is sent. turn: tiles finished before. */
 template <class T>
-__device__ __forceinline__ void step_send(const StepProduct &p, const StepGroup &g, unsigned flag, const StepRing &ring, int &turn, const float *sums_at)
+__device__ __noinline__ int step_send(const StepProduct &p, const StepGroup &g, unsigned flag, const StepRing &ring, int turn, const float *sums_at)
 {
     const int lane = threadIdx.x % 32, tokens = (int)p.linear.tokens, tiles = p.tiles, n = (int)p.linear.n;
     const T *bias = (const T *)p.linear.bias;
@@ -75,6 +75,7 @@ __device__ __forceinline__ void step_send(const StepProduct &p, const StepGroup 
         unsigned *sign = step_signs(g, lane == 0 ? g.other : g.own, g.rank) + blockIdx.x;
         asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(sign), "r"(flag) : "memory");
     }
+    return turn;
 }
 
 /* One word of 4 bytes of a packet, twice. */

@@ -76,12 +76,14 @@ bool StepList::take(const weft_attention_args *a)
     in->attention = *a;
     in->parts = splits_that_fill(items, blocks, limit);
     in->row_tiles = (int)row_tiles;
+    in->few = a->tokens == 1 && a->requests == 1 && query_len == 1 && row_tiles == 1 && a->head_dim == STEP_HEAD_DIM && a->head_dim_v == STEP_HEAD_DIM &&
+              a->keys != WEFT_KEYS_NEW && items * in->parts <= blocks && items * in->parts * rows * (STEP_HEAD_DIM / 2 + 2) <= STEP_PACKETS;
     return true;
 }
 
 /* ---- products, and what joins them ---- */
 
-static int64_t input_bytes(int64_t tokens, int64_t k) { return tokens * (div_up(2 * k, 2 * STEP_PIECE) * 2 * STEP_PIECE + 64); }
+static int64_t input_bytes(int64_t tokens, int64_t k) { return tokens * (div_up(2 * k, STEP_PIECE) * STEP_PIECE + 64); }
 static int64_t sums_bytes(int64_t tokens) { return STEP_SUMS * STEP_WARPS * tokens * 16 * 4; }
 
 StepNeeds StepList::needs_of(const StepProduct *p) const
@@ -89,15 +91,15 @@ StepNeeds StepList::needs_of(const StepProduct *p) const
     StepNeeds n = {};
     if (!p->far) n.x = (int)input_bytes(p->linear.tokens, p->linear.k);
     if (p->has_norm && p->norm.residual != NULL) n.held = (int)(p->linear.tokens * (p->keeps ? p->norm.cols / 8 : div_up(p->norm.cols / 8, blocks)) * 16);
-    if (p->pairs == PAIRS_ROPE) n.cos_sin = (int)(p->linear.tokens * p->rope.rotary_dim * 4);
+    if (p->pairs == PAIRS_ROPE) n.cos_sin = (int)(2 * p->linear.tokens * p->rope.rotary_dim * 4);
     n.sums = (int)sums_bytes(p->linear.tokens);
     return n;
 }
 
-/* Beside a ring of 12 pieces. */
+/* Beside a ring of 8 pieces. */
 static bool input_fits(const weft_linear_args *a)
 {
-    return input_bytes(a->tokens, a->k) + sums_bytes(a->tokens) + (16 << 10) + 12 * STEP_PIECE_BYTES <= (int64_t)step_room();
+    return input_bytes(a->tokens, a->k) + sums_bytes(a->tokens) + (16 << 10) + 8 * STEP_PIECE_BYTES <= (int64_t)step_room();
 }
 
 bool StepList::product_fits(const weft_linear_args *a) const
@@ -180,7 +182,7 @@ bool StepList::take_product(const weft_linear_args *a, bool takes_sums)
     in->product.far = !input_fits(a);
     if (joins) in->product.norm = norm;
     in->product.input = input;
-    in->product.keeps = input.group != 0 && norm.residual != NULL && norm.rows * norm.cols * 2 <= MOST_KEPT;
+    in->product.keeps = joins && norm.residual != NULL && norm.rows * norm.cols * 2 <= MOST_KEPT;
     return true;
 }
 
@@ -316,9 +318,9 @@ static void traffic_of(const StepInstruction *in, const weft_cuda_context *conte
         t->writes.add(a.k_cache, 1, &t->full);
         t->writes.add(a.v_cache, 1, &t->full);
     };
-    auto norm = [&](const weft_rms_norm_args &a) {
+    auto norm = [&](const weft_rms_norm_args &a, bool kept) {
         reads(a.x, a.rows, a.x_stride, a.cols, a.dtype);
-        reads(a.residual, a.rows, a.residual_stride, a.cols, a.dtype);
+        if (!kept) reads(a.residual, a.rows, a.residual_stride, a.cols, a.dtype);
         writes(a.y, a.rows, a.y_stride, a.cols, a.dtype);
     };
     auto norm_of_sum = [&](const weft_rms_norm_args &a, bool kept) {
@@ -332,7 +334,7 @@ static void traffic_of(const StepInstruction *in, const weft_cuda_context *conte
         const StepProduct &p = in->product;
         const weft_linear_args &a = p.linear;
         if (p.input.group != 0) norm_of_sum(p.norm, p.kept);
-        else if (p.has_norm) norm(p.norm);
+        else if (p.has_norm) norm(p.norm, p.kept);
         else reads(a.x, a.tokens, a.x_stride, a.k, a.x_dtype);
         if (p.sum.group == 0) writes(a.y, a.tokens, a.y_stride, a.n, a.y_dtype);
         if (p.pairs == PAIRS_SILU) writes(p.silu.y, p.silu.rows, p.silu.y_stride, p.silu.cols, p.silu.dtype);
@@ -357,7 +359,7 @@ static void traffic_of(const StepInstruction *in, const weft_cuda_context *conte
         writes(in->gather.y, in->gather.count, in->gather.y_stride, in->gather.cols, in->gather.dtype);
         break;
     case STEP_NORM:
-        norm(in->norm);
+        norm(in->norm, false);
         writes(in->norm.residual, in->norm.rows, in->norm.residual_stride, in->norm.cols, in->norm.dtype);
         break;
     case STEP_SILU:
@@ -407,15 +409,37 @@ struct StepOrder {
     }
 };
 
-static bool append_wait(StepInstruction *to, int *made, int room)
+/* Pieces on their way at once while blocks wait: the fewer there are, the shorter are the ways to the L2. Around attention, which is many
+ * of them one behind the other, the ring is full in any case. */
+enum { CALM_ATTENTION = 1, CALM = 2 };
+
+static StepHow how_of(const StepProduct *p)
+{
+    if (p->far) return HOW_FAR;
+    if (p->linear.tokens > 1 || p->input.group != 0) return HOW_ANY;
+    return !p->has_norm || (p->norm.cols <= STEP_ONE_NORM && (p->keeps || p->norm.residual == NULL)) ? HOW_ONE : HOW_ANY;
+}
+
+static bool in_twos(const StepProduct *p)
+{
+    if (p->linear.tokens != 1 || p->linear.n % 2 != 0 || !aligned(p->linear.y, 4)) return false;
+    return (p->pairs != PAIRS_SILU || aligned(p->silu.y, 4)) && (!p->has_kv || (aligned(p->kv.k_cache, 4) && aligned(p->kv.v_cache, 4)));
+}
+
+/* An instruction that only waits, and perhaps writes the residual sum that is held. */
+static bool append_wait(StepInstruction *to, int *made, int room, bool puts)
 {
     if (*made == room) return false;
     memset(&to[*made], 0, sizeof *to);
-    to[*made].kind = STEP_END, to[(*made)++].wait = 1;
+    if (*made > 0) to[*made - 1].arrive = 1;
+    to[*made].kind = STEP_END, to[*made].wait = 1, to[*made].puts = puts, to[*made].calm = CALM;
+    (*made)++;
     return true;
 }
 
-/* Copies the list to `to` with waits put in; the number of instructions, or -1 when they do not fit. */
+/* Copies the list to `to` with waits put in; the number of instructions, or -1 when they do not fit. A product without a norm
+ * writes the residual sum that is held since one before, behind its wait and beside its first tile, where nobody waits
+ * for it; if the sum is read or another one held sooner, an instruction of its own. */
 int StepList::arrange(StepInstruction *to, int room) const
 {
     StepTraffic since, next, late;
@@ -425,25 +449,33 @@ int StepList::arrange(StepInstruction *to, int room) const
     for (int i = 0; i < count; i++) {
         StepInstruction in = list[i];
         const bool product = in.kind == STEP_PRODUCT, sum = product && in.product.has_norm && in.product.norm.residual != NULL;
-        if (sum && in.product.input.group != 0) in.product.kept = order.knows(in.product.norm);
+        if (sum) in.product.kept = order.knows(in.product.norm);
         traffic_of(&in, context, &next);
-        const bool pending = late.writes.count > 0, early = product && in.product.sum.group != 0 && order.taken[in.product.sum.group - 1];
-        const bool wait = early || since.before(next) || (pending && (sum || late.before(next)));
-        if (wait && pending && late.before(next)) { /* written behind one wait, read behind another */
-            if (!append_wait(to, &made, room)) return -1;
+        if (late.writes.count > 0 && (sum || late.before(next))) {
+            if (!append_wait(to, &made, room, true)) return -1;
             since = late, late.clear();
-        } else if (wait) since = late, late.clear();
-        if (wait) order.wait();
-        in.wait = wait;
+            order.wait();
+        }
+        const bool early = product && in.product.sum.group != 0 && order.taken[in.product.sum.group - 1];
+        in.wait = early || since.before(next);
+        if (in.wait) {
+            if (made > 0) to[made - 1].arrive = 1;
+            since.clear();
+            order.wait();
+            in.puts = late.writes.count > 0 && product;
+            if (in.puts) since = late, late.clear();
+        }
         in.late = sum;
+        if (product) in.product.how = how_of(&in.product), in.product.twos = in_twos(&in.product);
+        in.calm = in.kind == STEP_ATTENTION || (i > 0 && list[i - 1].kind == STEP_ATTENTION) ? CALM_ATTENTION : CALM;
         if (made == room) return -1;
         to[made++] = in;
         since.join(next);
         order.pass(in, next, sum, &list[i].product.norm);
         if (sum) late.writes.add(in.product.norm.residual, rows_bytes(in.product.norm.rows, in.product.norm.residual_stride, in.product.norm.cols, in.product.norm.dtype), &late.full);
     }
-    const bool uncounted = num_groups > 0 && !order.waited;
-    if ((late.writes.count > 0 || uncounted) && !append_wait(to, &made, room)) return -1;
+    const bool pending = late.writes.count > 0, uncounted = num_groups > 0 && !order.waited;
+    if ((pending || uncounted) && !append_wait(to, &made, room, pending)) return -1;
     return made;
 }
 

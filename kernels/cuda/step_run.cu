@@ -1,121 +1,16 @@
 /* kernels/cuda/step_run.cu - the persistent kernel of a decode step (step.cuh). */
+#include "kernels/cuda/step_attention.cuh"
 #include "kernels/cuda/step_peer.cuh"
 #include "kernels/cuda/step_rows.cuh"
 
 namespace weft {
-
-enum { STEP_WORDS = (int)(sizeof(StepInstruction) / 8), STEP_THREADS = STEP_WARPS * 32 };
-static_assert(sizeof(StepInstruction) % 8 == 0 && STEP_WORDS <= STEP_THREADS, "instructions are copied in words, one a thread");
 
 /* Shared memory: ring | fixed | input | held | cos and sin | sums, from a multiple of 1024 on. */
 struct StepSizes {
     int fixed, x, held, cos_sin, sums;
 };
 
-/* What every block keeps behind its ring. What lives from one instruction to the next is here, and the
- * parts of the kernel are functions that are not inlined: with this much shared memory there is hardly an
- * L1 left, so a register that the compiler keeps in local memory costs a way to the L2. */
-struct StepFixed {
-    StepInstruction list[2]; /* this instruction and the next */
-    int64_t pages[STEP_TOKENS];
-    int positions[STEP_TOKENS];
-    StepProgram program;
-    StepRing ring;
-    StepPlaces places;
-    StepPlace place;           /* of the ring, where the next product begins */
-    int turn;                  /* tiles so far */
-    int at[STEP_WARPS];        /* in the list, of each warp that computes */
-    int late;                  /* a residual sum is held: that of late_norm; 2: as a whole */
-    unsigned calls[STEP_GROUPS]; /* of each group before this launch */
-    unsigned long long target; /* arrivals at the next wait; thread 0's */
-    weft_rms_norm_args late_norm;
-    alignas(8) unsigned long long full[STEP_MOST_PLACES], empty[STEP_MOST_PLACES], summed[STEP_SUMS], finished[STEP_SUMS], listed, done;
-};
-
 #ifdef WEFT_HOPPER
-
-/* Until all blocks are here; what they wrote before is seen behind it. All warps of this one have ended the
- * instruction before. */
-__device__ __forceinline__ void step_wait(StepFixed &fixed)
-{
-    if (step_thread() == 0) {
-        unsigned long long seen, target = fixed.target, *arrivals = fixed.program.arrivals;
-        int spins = 0;
-        uint64_t since = 0;
-        if (target == 0) {
-            asm volatile("atom.add.release.gpu.global.u64 %0, [%1], %2;" : "=l"(seen) : "l"(arrivals), "l"(1ull) : "memory");
-            target = (seen / gridDim.x + 1) * gridDim.x;
-        } else asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(arrivals), "l"(1ull) : "memory");
-        do {
-            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(arrivals) : "memory");
-            if (++spins % STEP_SPINS == 0) since = step_waited(since, fixed.program.patience);
-        } while (seen < target);
-        asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(arrivals) : "memory");
-        fixed.target = target + gridDim.x;
-    }
-    step_sync();
-}
-
-/* The gains of a norm, which the step does not write: into the L2 while the blocks wait. */
-__device__ __forceinline__ void step_ahead(const StepInstruction &in)
-{
-    if (in.kind != STEP_PRODUCT || !in.product.has_norm) return;
-    const int at = 128 * ((int)blockIdx.x + (int)gridDim.x * step_thread()); /* a line each */
-    if (at < (int)in.product.norm.cols * 2) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)in.product.norm.gain + at));
-}
-
-/* The shares of a residual sum that wait in shared memory: there alone, or (whole) in their rows. */
-template <class T> __device__ __forceinline__ void step_put_held(const weft_rms_norm_args &n, const char *held, bool whole)
-{
-    const int packs = (int)n.cols / 8;
-    const StepPacks mine = step_mine(packs);
-    const int each = mine.end - mine.first;
-    for (int i = step_thread(); i < (int)n.rows * each; i += STEP_THREADS) {
-        const int pack = mine.first + i % each;
-        *(uint4 *)((T *)n.residual + i / each * n.residual_stride + 8 * pack) = *(const uint4 *)(held + 16 * (whole ? i / each * packs + pack : i));
-    }
-}
-
-/* Before an instruction that must not begin sooner. */
-template <class T> __device__ __forceinline__ void step_enter(StepFixed &fixed, const StepInstruction &in)
-{
-    if (!in.wait) return;
-    step_ahead(in);
-    step_wait(fixed);
-    if (!fixed.late) return;
-    step_put_held<T>(fixed.late_norm, fixed.places.held, fixed.late == 2);
-    step_sync();
-    if (step_thread() == 0) fixed.late = 0;
-}
-
-/* Not inlined, as the small operations: their registers are not the products'. */
-template <class T> __device__ __noinline__ void step_attention(StepFixed &fixed, const StepInstruction &in)
-{
-    const weft_attention_args &a = in.attention;
-    StepAttention<T> &s = *(StepAttention<T> *)fixed.places.x;
-    Split split;
-    split.row_tiles = in.row_tiles, split.splits = in.parts;
-    split.counters = fixed.program.counters;
-    split.stats = (float2 *)fixed.program.partial;
-    split.partial = (float *)(split.stats + (int64_t)a.requests * a.num_kv_heads * in.row_tiles * in.parts * 8);
-    const int jobs = (int)a.requests * a.num_kv_heads * in.row_tiles * in.parts;
-    bool entered = false;
-    auto enter = [&] {
-        if (!entered) step_enter<T>(fixed, in);
-        entered = true;
-    };
-    for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
-        const int part = job % in.parts, item = job / in.parts, tile = item % in.row_tiles, head = item / in.row_tiles % a.num_kv_heads;
-        if (job != (int)blockIdx.x) step_sync();
-        attend_split<T, STEP_HEAD_DIM, 1, STEP_WARPS>(a, split, tile, part, head, item / in.row_tiles / a.num_kv_heads, s.warps, true, enter,
-                                                      ByLast<T, 1, STEP_WARPS>{a, split, s.last});
-    }
-    enter();
-    for (int64_t t = a.query_start_loc[a.requests] + blockIdx.x; t < a.tokens; t += gridDim.x) { /* padding */
-        for (int i = threadIdx.x; i < a.num_heads * a.head_dim_v; i += STEP_THREADS) ((T *)a.out)[t * a.out_stride + i] = narrow<T>(0.0f);
-        for (int h = threadIdx.x; a.lse != nullptr && h < a.num_heads; h += STEP_THREADS) a.lse[t * a.num_heads + h] = minus_inf();
-    }
-}
 
 __device__ __forceinline__ const StepGroup &step_group(const StepFixed &fixed, const StepSum &sum) { return fixed.program.groups[sum.group - 1]; }
 __device__ __forceinline__ unsigned step_flag(const StepFixed &fixed, const StepSum &sum) { return step_flag(fixed.calls[sum.group - 1], sum.call); }
@@ -135,14 +30,21 @@ template <class T> __device__ __noinline__ void step_rows(const StepInstruction 
 }
 
 /* A product's input into shared memory. */
-template <class T> __device__ __forceinline__ void step_take(StepFixed &fixed, const StepInstruction &in)
+template <class T, StepHow HOW> __device__ __forceinline__ void step_take(StepFixed &fixed, const StepInstruction &in)
 {
     const StepProduct &p = in.product;
-    if (p.input.group != 0) {
+    StepInput<T>::template take<HOW>(p, fixed.places, [&] {
+        step_enter(fixed, in);
+        if (HOW != HOW_ANY || p.input.group == 0) return;
         step_ahead(in);
         step_summed<T>(p, fixed.places, step_group(fixed, p.input), step_flag(fixed, p.input));
-    }
-    StepInput<T>::take(p, fixed.places);
+    });
+}
+
+/* Whether the warp that finishes arrives at the next wait for its block. */
+__device__ __forceinline__ bool step_arrives(const StepInstruction &in)
+{
+    return in.arrive && step_first_tile(in.product.first) < in.product.tiles;
 }
 
 /* Behind the tiles of a product. */
@@ -150,39 +52,45 @@ __device__ __forceinline__ void step_leave(StepFixed &fixed, const StepInstructi
 {
     if (step_thread() != 0) return;
     fixed.place = place, fixed.turn = turn; /* read behind the next sync */
-    if (in.late) fixed.late = 1 + in.product.keeps, fixed.late_norm = in.product.norm;
+    fixed.arrived = step_arrives(in);
+    if (in.late) fixed.whole = in.product.keeps, fixed.late_norm = in.product.norm;
 }
 
-template <class T, bool FAR> __device__ __noinline__ void step_product(StepFixed &fixed, const StepInstruction &in)
+template <class T, StepHow HOW> __device__ __noinline__ void step_product(StepFixed &fixed, const StepInstruction &in)
 {
-    step_enter<T>(fixed, in);
-    step_take<T>(fixed, in);
+    step_aside(in.product, step_places(fixed.places, *(volatile int *)&fixed.at[step_thread() / 32]));
+    step_take<T, HOW>(fixed, in);
     StepPlace place = fixed.place;
     int turn = fixed.turn;
     step_sync();
-    step_tiles<T, FAR>(in.product, fixed.ring, place, turn, fixed.places);
+    if (step_thread() == 0) step_set_in_flight(&fixed.in_flight, fixed.program.in_flight);
+    step_tiles<T, HOW>(in.product, fixed.ring, place, turn, fixed.places, [&] {
+        const StepProduct &p = in.product;
+        if (p.has_norm) step_arrived(step_back_shares<T>(p.norm, p.norm.y, p.norm.y_stride), fixed.ring.zero);
+        if (HOW == HOW_ANY && p.input.group != 0) step_arrived(step_back_shares<T>(p.norm, p.norm.x, p.norm.x_stride), fixed.ring.zero);
+        if (in.puts) step_put<T>(fixed);
+    });
     step_leave(fixed, in, place, turn);
 }
 
 template <class T> __device__ __noinline__ void step_other(StepFixed &fixed, const StepInstruction &in)
 {
     if (in.kind == STEP_ATTENTION) {
-        step_attention<T>(fixed, in);
+        if (!in.few || !step_attend_few<T>(fixed, in)) step_attention<T>(fixed, in);
     } else {
-        step_enter<T>(fixed, in);
+        step_enter(fixed, in);
+        if (in.puts) step_put<T>(fixed);
         if (in.kind == STEP_SUM) step_sum<T>(in.take, step_group(fixed, in.take.sum), step_flag(fixed, in.take.sum));
         else step_rows<T>(in, fixed.places.sums);
+        __threadfence();
     }
 }
 
 /* Behind an instruction: all have ended it, and the next one is in the list. */
 __device__ __forceinline__ void step_end(StepFixed &fixed)
 {
-    const int warp = step_thread() / 32, at = *(volatile int *)&fixed.at[warp];
-    step_barrier_wait(fixed.ring.done, at & 1, fixed.ring);
-    barrier_arrive(fixed.ring.listed); /* not before: the warp that finishes would go on, and could end the next phase of `done` */
     step_sync();
-    if (step_thread() % 32 == 0) fixed.at[warp] = at + 1;
+    if (step_thread() % 32 == 0) ++*(volatile int *)&fixed.at[step_thread() / 32];
     __syncwarp();
 }
 
@@ -193,13 +101,15 @@ template <class T> __device__ __forceinline__ void step_work(char *memory, int f
         StepFixed &fixed = *(StepFixed *)(memory + step_anew((uint32_t)fixed_at));
         const int i = *(volatile int *)&fixed.at[step_thread() / 32], count = fixed.program.count, word = step_thread();
         if (i >= count) return;
-        const StepInstruction &in = fixed.list[i & 1];
+        const StepInstruction &in = fixed.list[i % STEP_LISTED];
         if (word < STEP_WORDS && i + 1 < count)
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address((const uint64_t *)&fixed.list[(i + 1) & 1] + word)),
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address((const uint64_t *)&fixed.list[(i + 1) % STEP_LISTED] + word)),
                          "l"((const uint64_t *)(fixed.program.list + i + 1) + word)
                          : "memory");
         if (in.kind != STEP_PRODUCT) step_other<T>(fixed, in);
-        else in.product.far ? step_product<T, true>(fixed, in) : step_product<T, false>(fixed, in);
+        else if (in.product.how == HOW_ONE) step_product<T, HOW_ONE>(fixed, in);
+        else if (in.product.how == HOW_ANY) step_product<T, HOW_ANY>(fixed, in);
+        else step_product<T, HOW_FAR>(fixed, in);
         asm volatile("cp.async.wait_all;" ::: "memory");
         step_end(*(StepFixed *)(memory + step_anew((uint32_t)fixed_at)));
     }
@@ -211,16 +121,18 @@ template <class T> __device__ __forceinline__ void step_finish_all(StepFixed &fi
     const int count = fixed.program.count;
     int turn = 0;
     for (int i = 0; i < count; i++) {
-        const StepInstruction &in = fixed.list[i & 1];
+        const StepInstruction &in = fixed.list[i % STEP_LISTED];
+        step_barrier_wait(fixed.ring.entered, i & 1, fixed.ring); /* it is in the list, and what is put aside for it is there */
         if (in.kind == STEP_PRODUCT) {
-            StepFinish<T> finish;
-            finish.begin(in.product, fixed.places);
             const StepProduct &p = in.product;
-            if (p.sum.group == 0) step_finish<T>(p, finish, fixed.ring, turn, fixed.places.sums);
-            else step_send<T>(p, step_group(fixed, p.sum), step_flag(fixed, p.sum), fixed.ring, turn, fixed.places.sums);
+            const StepPlaces places = step_places(fixed.places, i);
+            if (p.sum.group != 0) turn = step_send<T>(p, step_group(fixed, p.sum), step_flag(fixed, p.sum), fixed.ring, turn, places.sums);
+            else if (p.twos) turn = step_finish_one<T>(p, places, fixed.ring, turn);
+            else turn = step_finish<T>(p, places, fixed.ring, turn);
+            __syncwarp();
+            if (threadIdx.x % 32 == 0 && step_arrives(in)) step_arrive(fixed);
         }
         barrier_arrive(fixed.ring.done);
-        step_barrier_wait(fixed.ring.listed, i & 1, fixed.ring);
     }
 }
 
@@ -235,22 +147,24 @@ template <class T> __global__ void __launch_bounds__(STEP_THREADS + 64, 1) step_
     if (threadIdx.x == 0) {
         fixed.program = program;
         fixed.ring = {shared_address(memory), shared_address(fixed.full), shared_address(fixed.empty), shared_address(fixed.summed), shared_address(fixed.finished),
-                      shared_address(&fixed.listed), shared_address(&fixed.done), program.places, program.patience};
-        fixed.places = {memory + sizes.x, memory + sizes.held, (float *)(memory + sizes.cos_sin), (float *)(memory + sizes.sums), fixed.pages, fixed.positions};
+                      shared_address(&fixed.entered), shared_address(&fixed.done), program.places, 0, program.patience};
+        fixed.places = {memory + sizes.x, memory + sizes.held, (float *)(memory + sizes.cos_sin), (float *)(memory + sizes.sums), fixed.pages, fixed.positions, program.cos_sin_bytes / 8};
         fixed.place = {0, 0};
-        fixed.turn = fixed.late = 0;
+        fixed.turn = fixed.whole = fixed.arrived = 0;
+        fixed.in_flight = program.in_flight;
         for (int i = 0; i < STEP_WARPS; i++) fixed.at[i] = 0;
-        fixed.target = 0;
+        /* Nobody is past the first wait before this block arrives there. */
+        fixed.target = (*(volatile unsigned long long *)program.arrivals / gridDim.x + 1) * gridDim.x;
         for (int g = 0; g < program.num_groups; g++) fixed.calls[g] = *(volatile unsigned *)program.groups[g].counters;
-        for (int i = 0; i < program.places; i++) barrier_init(shared_address(&fixed.full[i]), 1), barrier_init(shared_address(&fixed.empty[i]), 1);
+        for (int i = 0; i < program.places; i++) barrier_init(shared_address(&fixed.full[i]), 1), barrier_init(shared_address(&fixed.empty[i]), STEP_WARPS / STEP_TEAMS);
         for (int i = 0; i < STEP_SUMS; i++) barrier_init(shared_address(&fixed.summed[i]), STEP_THREADS), barrier_init(shared_address(&fixed.finished[i]), 32);
-        barrier_init(shared_address(&fixed.listed), STEP_THREADS), barrier_init(shared_address(&fixed.done), 32);
+        barrier_init(shared_address(&fixed.entered), STEP_THREADS), barrier_init(shared_address(&fixed.done), 32);
         barriers_ready();
     }
     __syncthreads();
     if (threadIdx.x < STEP_THREADS) step_work<T>(memory, sizes.fixed);
     else if (threadIdx.x < STEP_THREADS + 32) step_finish_all<T>(fixed);
-    else if (threadIdx.x == STEP_THREADS + 32) step_feed(program, fixed.ring);
+    else if (threadIdx.x == STEP_THREADS + 32) step_feed(program, fixed.ring, &fixed.in_flight);
     if (blockIdx.x == 0 && threadIdx.x == 0) /* behind a wait: all blocks have read what they count from */
         for (int g = 0; g < program.num_groups; g++) *(volatile unsigned *)program.groups[g].counters = step_flag(fixed.calls[g], program.groups[g].calls - 1);
 #endif

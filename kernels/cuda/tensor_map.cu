@@ -6,7 +6,7 @@ namespace weft {
 typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
                            const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-bool tensor_map(CUtensorMap *map, weft_dtype dtype, const void *base, const int64_t (&sizes)[3], const int64_t (&strides)[2], const int64_t (&box)[3])
+static bool encode(CUtensorMap *map, CUtensorMapDataType type, int rank, const void *base, const int64_t *sizes, const int64_t *strides, const int64_t *box)
 {
     void *function = NULL; /* of the driver, which is not linked */
     cudaDriverEntryPointQueryResult found;
@@ -15,13 +15,25 @@ bool tensor_map(CUtensorMap *map, weft_dtype dtype, const void *base, const int6
         return false;
     }
     if (found != cudaDriverEntryPointSuccess) return false;
+    cuuint64_t lengths[5], apart[4];
+    cuuint32_t edges[5], steps[5];
+    for (int i = 0; i < rank; i++) lengths[i] = (cuuint64_t)sizes[i], edges[i] = (cuuint32_t)box[i], steps[i] = 1;
+    for (int i = 0; i + 1 < rank; i++) apart[i] = (cuuint64_t)strides[i];
+    return ((Encode)function)(map, type, (cuuint32_t)rank, (void *)base, lengths, apart, edges, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool tensor_map(CUtensorMap *map, weft_dtype dtype, const void *base, const int64_t (&sizes)[3], const int64_t (&strides)[2], const int64_t (&box)[3])
+{
     const CUtensorMapDataType type = dtype == WEFT_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                      : dtype == WEFT_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                          : CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    const cuuint64_t lengths[] = {(cuuint64_t)sizes[0], (cuuint64_t)sizes[1], (cuuint64_t)sizes[2]}, apart[] = {(cuuint64_t)strides[0], (cuuint64_t)strides[1]};
-    const cuuint32_t edges[] = {(cuuint32_t)box[0], (cuuint32_t)box[1], (cuuint32_t)box[2]}, steps[] = {1, 1, 1};
-    return ((Encode)function)(map, type, 3, (void *)base, lengths, apart, edges, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return encode(map, type, 3, base, sizes, strides, box);
+}
+
+bool bytes_map(CUtensorMap *map, const void *base, const int64_t (&sizes)[5], const int64_t (&strides)[4], const int64_t (&box)[5])
+{
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 5, base, sizes, strides, box);
 }
 
 bool rows_map(CUtensorMap *map, const void *rows_of, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int columns)

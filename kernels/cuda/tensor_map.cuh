@@ -13,6 +13,9 @@ namespace weft {
  * False where the driver has no such maps or does not take this one. */
 bool tensor_map(CUtensorMap *map, weft_dtype dtype, const void *base, const int64_t (&sizes)[3], const int64_t (&strides)[2], const int64_t (&box)[3]);
 
+/* The same of bytes, in five dimensions. */
+bool bytes_map(CUtensorMap *map, const void *base, const int64_t (&sizes)[5], const int64_t (&strides)[4], const int64_t (&box)[5]);
+
 /* The same of rows of bytes: boxes of 8 rows and `columns` times 128 bytes, which lie column by column. row_bytes: a multiple
  * of 128. */
 bool rows_map(CUtensorMap *map, const void *rows_of, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int columns);

@@ -1,0 +1,276 @@
+/* kernels/cuda/step_attention.cuh - decode attention in a step: parts of the keys to the blocks, and how their sums come together. */
+#pragma once
+
+#include "kernels/cuda/step_block.cuh"
+
+namespace weft {
+
+#ifdef WEFT_HOPPER
+
+/* ByLast without fences. */
+template <class T> struct StepJoin {
+    enum { FEW = 16 };
+    const weft_attention_args &a;
+    const Split &split;
+    typename ByLast<T, 1, STEP_WARPS>::Shared &shared;
+    uint32_t zero;
+    __device__ __forceinline__ void leave(int) const {}
+    __device__ __forceinline__ void keep(int64_t item, int part, int row, int d, float2 values, float2 stats) const
+    {
+        const int64_t at = (item * split.splits + part) * 8 + row;
+        float2 *to = (float2 *)&split.partial[at * a.head_dim_v + d];
+        uint32_t of_stats = 0;
+        *to = values;
+        if (d == 0) split.stats[at] = stats, of_stats = step_back(&split.stats[at].y);
+        arrived(step_back(&to->y) | of_stats);
+    }
+    __device__ __forceinline__ void merge(const Place &p, int64_t item, int, int splits) const
+    {
+        step_sync();
+        if (threadIdx.x == 0) { /* back to zero with the last one */
+            unsigned before;
+            asm volatile("atom.inc.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(&split.counters[item]), "r"((unsigned)splits - 1) : "memory");
+            shared.last = before == (unsigned)splits - 1;
+        }
+        step_sync();
+        if (!shared.last) return;
+        if (splits <= FEW) merge_few(p, item, splits);
+        else merge_splits<T, 8, STEP_WARPS>(a, split, p, item, splits, shared.weights, shared.sums, *this);
+    }
+    /* merge_splits() with everything on its way at once. */
+    __device__ __forceinline__ void merge_few(const Place &p, int64_t item, int splits) const
+    {
+        const int twos = a.head_dim_v / 2;
+        const float2 *stats_at = split.stats + item * split.splits * 8;
+        const float *partial = split.partial + item * split.splits * 8 * a.head_dim_v;
+        for (int i = threadIdx.x; i < p.rows * twos; i += STEP_THREADS) {
+            const int row = i / twos, d = i % twos * 2;
+            float2 stats[FEW], values[FEW];
+#pragma unroll
+            for (int s = 0; s < FEW; s++) {
+                stats[s] = s < splits ? __ldcg(stats_at + s * 8 + row) : make_float2(minus_inf(), 0.0f);
+                values[s] = s < splits ? __ldcg((const float2 *)&partial[(s * 8 + row) * a.head_dim_v + d]) : make_float2(0.0f, 0.0f);
+            }
+            float max = minus_inf(), sum = 0.0f;
+#pragma unroll
+            for (int s = 0; s < FEW; s++) max = fmaxf(max, stats[s].x);
+            const float base = max == minus_inf() ? 0.0f : max;
+            float2 y = make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (int s = 0; s < FEW; s++) {
+                const float weight = exp2f(stats[s].x - base);
+                sum += weight * stats[s].y, y.x += weight * values[s].x, y.y += weight * values[s].y;
+            }
+            const float by = sum == 0.0f ? 0.0f : 1.0f / sum;
+            uint32_t of_lse = 0;
+            const uint32_t of_out = put<T>(a, p, row, d, y.x * by, y.y * by, *this);
+            if (d == 0) of_lse = put_lse(a, p, row, max, sum, *this);
+            arrived(of_out | of_lse);
+        }
+    }
+    template <class To> __device__ __forceinline__ uint32_t back(const To *to) const { return step_back(to); }
+    __device__ __forceinline__ void arrived(uint32_t back) const { step_arrived(back, zero); }
+};
+
+/* Not inlined, as the small operations: their registers are not the products'. */
+template <class T> __device__ __noinline__ void step_attention(StepFixed &fixed, const StepInstruction &in)
+{
+    const weft_attention_args &a = in.attention;
+    StepAttention<T> &s = *(StepAttention<T> *)fixed.places.x;
+    Split split;
+    split.row_tiles = in.row_tiles, split.splits = in.parts;
+    split.counters = fixed.program.counters;
+    split.stats = (float2 *)fixed.program.partial;
+    split.partial = (float *)(split.stats + (int64_t)a.requests * a.num_kv_heads * in.row_tiles * in.parts * 8);
+    const int jobs = (int)a.requests * a.num_kv_heads * in.row_tiles * in.parts;
+    bool entered = false;
+    auto enter = [&] {
+        if (!entered) step_enter(fixed, in);
+        entered = true;
+        /* Keys may share a sector with what was read before: nothing of it is to come from the L1. */
+        if (a.keys == WEFT_KEYS_NEW || (a.head_dim | a.head_dim_v) % 16 != 0) step_forget(fixed);
+    };
+    for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
+        const int part = job % in.parts, item = job / in.parts, tile = item % in.row_tiles, head = item / in.row_tiles % a.num_kv_heads;
+        if (job != (int)blockIdx.x) step_sync();
+        attend_split<T, STEP_HEAD_DIM, 1, STEP_WARPS>(a, split, tile, part, head, item / in.row_tiles / a.num_kv_heads, s.warps, true, enter,
+                                                      StepJoin<T>{a, split, s.last, fixed.ring.zero});
+    }
+    enter();
+    bool padding = false;
+    for (int64_t t = a.query_start_loc[a.requests] + blockIdx.x; t < a.tokens; t += gridDim.x) {
+        for (int i = threadIdx.x; i < a.num_heads * a.head_dim_v; i += STEP_THREADS) ((T *)a.out)[t * a.out_stride + i] = narrow<T>(0.0f);
+        for (int h = threadIdx.x; a.lse != nullptr && h < a.num_heads; h += STEP_THREADS) a.lse[t * a.num_heads + h] = minus_inf();
+        padding = true;
+    }
+    if (padding) __threadfence();
+}
+
+/* Keys of one warp and one thread's places in what comes of them. */
+struct StepPart {
+    int rows, splits, part, key, end, low, high;
+    int64_t row; /* of the warp's keys; -1: it has none */
+};
+
+/* The part of this block, from what the host has written. False where a part has more than a tile of keys for each warp. */
+__device__ __forceinline__ bool step_part(const weft_attention_args &a, const StepInstruction &in, StepPart &p, int &head, int &first_head)
+{
+    const KeyRange keys = keys_of(a, 0);
+    int low, high;
+    visible(a, keys, 0, low, high);
+    const int from = low / KEYS * KEYS, step = KEYS * STEP_WARPS, warp = step_thread() / 32;
+    p.low = low, p.high = high;
+    p.splits = max(1, (high - from + step - 1) / step);
+    if (p.splits > in.parts) return false;
+    p.part = blockIdx.x % in.parts, head = blockIdx.x / in.parts;
+    p.rows = head < a.num_kv_heads && p.part < p.splits ? heads_of(a, head, first_head) : 0;
+    p.key = from + p.part * step + warp * KEYS, p.end = min(high, from + (p.part + 1) * step);
+    p.row = -1;
+    if (p.rows <= 0 || p.key >= p.end) return true;
+    Walk walk;
+    walk.begin(a, 0, p.key, step);
+    p.row = walk.row(a, head, 0);
+    return true;
+}
+
+/* 16 bytes of a warp's values in shared memory: of key `row`, in an order in which lanes do not meet in banks. */
+__device__ __forceinline__ uint32_t step_value(uint32_t values, int row, int pack) { return values + row * 256 + (pack ^ (row >> 1 & 3) * 2) * 16; }
+/* Values of the warp's keys [from, count) there, and zeros for those from `rest` on. */
+template <int DIM, class T> __device__ __forceinline__ void step_values(uint32_t values, const T *v, int from, int count, int rest)
+{
+    static_assert(DIM == 128, "16 packs of a key");
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const int i = (int)threadIdx.x % 32 + 32 * n, row = i / 16, pack = i % 16;
+        const bool in = row >= from && row < count;
+        if (in || row >= rest)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(step_value(values, row, pack)), "l"(v + (in ? row * DIM + 8 * pack : 0)), "r"(in ? 16 : 0) : "memory");
+    }
+}
+
+/* What another part of the item has sent: two numbers, each with the flag of this instruction. */
+__device__ __forceinline__ void step_send(uint4 *to, float x, float y, unsigned flag)
+{
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(__float_as_uint(x)), "r"(flag), "r"(__float_as_uint(y)) : "memory");
+}
+__device__ __forceinline__ bool step_came(const uint4 *from, float2 &v, unsigned flag)
+{
+    uint4 p;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(p.x), "=r"(p.y), "=r"(p.z), "=r"(p.w) : "l"(from) : "memory");
+    v = make_float2(__uint_as_float(p.x), __uint_as_float(p.z));
+    return p.y == flag && p.w == flag;
+}
+
+/* Attention of one token with 128 dims, by parts of up to 16 keys a warp. Everybody waits for it, so it is short, and the
+ * parts of a KV head give one another their sums in packets that say themselves when they are there. False: nothing is done. */
+template <class T> __device__ __noinline__ bool step_attend_few(StepFixed &fixed, const StepInstruction &in)
+{
+    constexpr int DIM = STEP_HEAD_DIM, TWOS = DIM / 2;
+    const weft_attention_args &a = in.attention;
+    Joined<DIM, 1, STEP_WARPS> &s = *(Joined<DIM, 1, STEP_WARPS> *)fixed.places.x;
+    const int thread = step_thread(), lane = thread % 32, g = lane / 4, q = lane % 4;
+    StepPart p;
+    int head, first_head = 0;
+    if (!step_part(a, in, p, head, first_head)) return false;
+    const int left = p.end - p.key, old = page_local_len(a.pages, keys_of(a, 0).first_position) - p.key; /* keys that the step does not write */
+    const bool some = p.row >= 0;
+    const T *k = (const T *)a.k + p.row * DIM, *v = (const T *)a.v + p.row * DIM;
+    const uint32_t values = shared_address(&s.out[step_thread() / 32]); /* where the warp's sums go later */
+    /* Keys into registers, values into shared memory: those of before ahead of the wait, the new ones behind it. */
+    uint4 kf[2][DIM / 32];
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int c = 0; c < DIM / 32; c++) kf[j][c] = read16(k + (8 * j + g) * DIM + 32 * c + 8 * q, some && 8 * j + g < min(left, old));
+    if (some) step_values<DIM>(values, v, 0, min(left, old), left);
+    const T *query = (const T *)a.q + (int64_t)(first_head + g) * DIM + 8 * q;
+    const int stride = p.rows * (TWOS + 2); /* packets of a part: for each row its values, and its statistics for each of two warps */
+    uint4 *packets = fixed.program.packets + (head * in.parts) * stride;
+    T *out = (T *)a.out + (int64_t)first_head * DIM;
+    const float scale = a.scale * log2_e;
+    step_enter(fixed, in);
+    if (p.rows <= 0) return true;
+    const unsigned flag = (unsigned)fixed.target;
+    Rows<DIM, 1> own;
+#pragma unroll
+    for (int e = 0; e < 2; e++) own.max[0][e] = minus_inf(), own.sum[0][e] = 0.0f, own.low[0][e] = p.low, own.high[0][e] = p.high;
+#pragma unroll
+    for (int i = 0; i < DIM / 16; i++) own.out[0][i][0] = own.out[0][i][1] = own.out[0][i][2] = own.out[0][i][3] = 0.0f;
+    if (some) {
+        uint4 vf[DIM / 64][4];
+        float scores[1][4];
+#pragma unroll
+        for (int c = 0; c < DIM / 32; c++) own.q[0][c] = g < p.rows ? __ldcg((const uint4 *)(query + 32 * c)) : make_uint4(0, 0, 0, 0);
+        if (old < left) {
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+#pragma unroll
+                for (int c = 0; c < DIM / 32; c++)
+                    if (8 * j + g >= old && 8 * j + g < left) kf[j][c] = __ldcg((const uint4 *)(k + (8 * j + g) * DIM + 32 * c + 8 * q));
+            step_values<DIM>(values, v, max(old, 0), left, KEYS);
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int h = 0; h < DIM / 64; h++) vf[h][i] = step_read(step_value(values, 2 * q + (i & 1) + (i & 2) * 4, 8 * h + g));
+        score<T, DIM, 1>(scores, own, kf);
+        weigh<T, DIM, 1>(own, scores, vf, p.key + g, p.key + g + 8, p.key < p.low || p.key + KEYS > p.high, scale);
+    }
+    step_sync(); /* the values of a warp lie where its sums will */
+    put_warp(s, own, p.rows, thread / 32);
+    step_sync();
+    /* Of the rows' values each warp has 32 pairs, one of the parts puts them together, and the others send it theirs. */
+    const int puts = thread / 32 % min(p.splits, (int)STEP_WARPS);
+    for (int i = thread; i < p.rows * TWOS; i += STEP_THREADS) {
+        const int row = i / TWOS, two = i % TWOS;
+        float weight[STEP_WARPS];
+        float2 stats = row_stats(s, row, weight), y = row_values(s, row, 2 * two, weight);
+        uint4 *packet = packets + row * (TWOS + 2);
+        if (p.part != puts) {
+            step_send(packet + p.part * stride + two, y.x, y.y, flag);
+            if (two % 32 == 0) step_send(packet + p.part * stride + TWOS + two / 32, stats.x, stats.y, flag);
+            continue;
+        }
+        const int another = p.part == 0 ? p.splits - 1 : 0; /* looked at instead of the own one: one branch less */
+        for (int first = 0; first < p.splits && p.splits > 1; first += STEP_AT_ONCE) {
+            float2 of_stats[STEP_AT_ONCE], values[STEP_AT_ONCE];
+            uint64_t since = 0;
+            for (int turn = 1;; turn++) {
+                bool here = true;
+#pragma unroll
+                for (int n = 0; n < STEP_AT_ONCE; n++) {
+                    int part = min(first + n, p.splits - 1);
+                    if (part == p.part) part = another;
+                    here &= step_came(packet + part * stride + TWOS + two / 32, of_stats[n], flag);
+                    here &= step_came(packet + part * stride + two, values[n], flag);
+                }
+                if (here) break;
+                if (turn % (1 << 12) == 0) since = step_waited(since, fixed.program.patience);
+            }
+            float max = stats.x;
+#pragma unroll
+            for (int n = 0; n < STEP_AT_ONCE; n++) {
+                if (first + n >= p.splits || first + n == p.part) of_stats[n] = make_float2(minus_inf(), 0.0f), values[n] = make_float2(0.0f, 0.0f);
+                max = fmaxf(max, of_stats[n].x);
+            }
+            const float base = max == minus_inf() ? 0.0f : max, kept = exp2f(stats.x - base);
+            stats = make_float2(max, stats.y * kept), y.x *= kept, y.y *= kept;
+#pragma unroll
+            for (int n = 0; n < STEP_AT_ONCE; n++) {
+                const float by = exp2f(of_stats[n].x - base);
+                stats.y += by * of_stats[n].y, y.x += by * values[n].x, y.y += by * values[n].y;
+            }
+        }
+        const float by = stats.y == 0.0f ? 0.0f : __fdividef(1.0f, stats.y);
+        uint32_t back = step_exchange(out + row * DIM + 2 * two, pair<T>(y.x * by, y.y * by));
+        if (two == 0 && a.lse != nullptr) back |= step_exchange(a.lse + first_head + row, __float_as_uint(stats.y == 0.0f ? minus_inf() : (stats.x + log2f(stats.y)) * ln_2));
+        step_arrived(back, fixed.ring.zero);
+    }
+    return true;
+}
+
+#endif
+
+} // namespace weft
