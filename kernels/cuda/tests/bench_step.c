@@ -219,5 +219,4 @@ void bench_step(void)
 void bench_fused(void)
 {
     step(1, 1, 1024, WEFT_BF16, TOGETHER);
-    step(8, 1, 1024, WEFT_BF16, TOGETHER);
 }
