@@ -31,6 +31,7 @@ template <class T, int WARPS, bool FP8> __global__ void __launch_bounds__(WARPS 
 enum {
     LINE_LEAST = 1 << 28,    /* weights from which on it pays */
     LINE_SHARED = 120 << 10, /* asked for so that a multiprocessor takes one block, never two */
+    LINE_CARVEOUT = 57,      /* per cent of shared memory for it: the loads that are on their way need the rest (150 us more without, at 2^29 weights) */
     LINE_WARPS_MOST = 24,
     LINE_UNROLL = 8,
     LINE = 256 * LINE_UNROLL /* columns on their way */
@@ -109,6 +110,7 @@ template <class T> static void launch_skinny(const weft_linear_args *a, void *st
     if (!fp8 && a->tokens <= 2 && a->cuda != NULL && a->n * a->k >= LINE_LEAST) {
         void (*kernel)(const weft_linear_args) = a->tokens == 1 ? line_rows<T, 1> : line_rows<T, 2>;
         (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, LINE_SHARED);
+        (void)cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, LINE_CARVEOUT);
         launch(kernel, (unsigned)a->cuda->sms, 32 * line_warps(a->n, a->cuda->sms), LINE_SHARED, stream, *a);
         return;
     }
