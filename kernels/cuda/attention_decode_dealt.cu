@@ -94,19 +94,18 @@ template <class T, class F> struct Team {
     Place p;
     Rows<F::DIM, F::NT> s;
     int low_last, high_first, high;
-    __device__ __forceinline__ void begin(const weft_attention_args &a, int request, int kv_head)
+    __device__ __forceinline__ void begin(const weft_attention_args &a, const Unit &u)
     {
-        p.heads = heads_of(a, kv_head, p.first_head);
-        p.first_token = a.query_start_loc[request];
+        p.heads = heads_of(a, u.kv_head, p.first_head);
+        p.first_token = u.first_token;
         p.row0 = threadIdx.x / F::TEAM * 8 * F::NT;
-        p.rows = min(8 * F::NT, p.heads * (a.query_start_loc[request + 1] - p.first_token) - p.row0);
+        p.rows = min(8 * F::NT, p.heads * u.queries - p.row0);
         if (p.rows <= 0) return;
-        const KeyRange keys = keys_of(a, request);
         int low;
-        visible(a, keys, p.row0 / p.heads, low, high_first);
-        visible(a, keys, (p.row0 + p.rows - 1) / p.heads, low_last, high);
-        bound_rows(a, p, keys, s);
-    read_queries<T>(a, p, s);
+        read_queries<T>(a, p, s);
+        visible(a, u.keys, p.row0 / p.heads, low, high_first);
+        visible(a, u.keys, (p.row0 + p.rows - 1) / p.heads, low_last, high);
+        bound_rows(a, p, u.keys, s);
     }
 };
 
@@ -119,12 +118,11 @@ template <class T, class F> __device__ __forceinline__ void take_units(const wef
     uint32_t parity = 0;
     dependency_wait();
     barrier_wait(shared_address(&room.started), 0);
-    int request = room.request, kv_head = room.kv_head;
-    if (request < 0) return;
+    if (room.first.queries == 0) return;
+    Team<T, F> t;
+    t.begin(a, room.first);
     for (;;) {
-        Team<T, F> t;
         Unit u;
-        t.begin(a, request, kv_head);
         do {
             barrier_wait(shared_address(&room.full[stage]), parity);
             u = room.units[stage];
@@ -141,10 +139,15 @@ template <class T, class F> __device__ __forceinline__ void take_units(const wef
             barrier_arrive(shared_address(&room.empty[stage]));
             if (++stage == F::STAGES) stage = 0, parity ^= 1;
         } while (!(u.flags & LAST));
+        /* The next piece's queries are on their way while this one ends: what memory has to answer takes long while it is busy. */
+        Team<T, F> next;
+        if (!(u.flags & END)) {
+            barrier_wait(shared_address(&room.full[stage]), parity);
+            next.begin(a, room.units[stage]);
+        }
         if (t.p.rows > 0) finish<T, F>(a, dealt, u, t.p, t.s, room);
         if (u.flags & END) return;
-        barrier_wait(shared_address(&room.full[stage]), parity);
-        request = room.units[stage].request, kv_head = room.units[stage].kv_head;
+        t = next;
     }
 }
 

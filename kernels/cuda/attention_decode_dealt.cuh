@@ -27,11 +27,13 @@ struct Caches {
     CUtensorMap k, v; /* (dim / 64, rows of pages, 64) */
 };
 
-/* What the feeding warp says of a unit. */
+/* What the feeding warp says of a unit; of a piece's request, so that nobody has to ask memory while it is busy. */
 struct alignas(16) Unit {
     int flags; /* and bit j: group j is there */
-    int request, kv_head, key; /* key: the first one, counted as the request's keys on this rank */
-    int parts, place;          /* how many blocks have the item; where the sums go if it is not the only one */
+    int key;   /* the first one, counted as the request's keys on this rank */
+    int first_token, queries, kv_head;
+    KeyRange keys;
+    int parts, place; /* how many blocks have the item; where the sums go if it is not the only one */
 };
 
 template <int DIM_, int TEAMS_> struct Form {
@@ -58,7 +60,7 @@ template <int DIM_, int TEAMS_> struct Form {
         Unit units[STAGES];
         Sums sums[TEAMS];
         uint64_t full[STAGES], empty[STAGES], started;
-        int request, kv_head; /* of the first piece, said before its keys come; -1: there is none */
+        Unit first; /* of the first piece, said before its keys come; without queries: there is none */
     };
 };
 
@@ -77,6 +79,8 @@ struct Known {
     int begin;  /* its first group in the list, in which its KV heads follow one another */
     int groups; /* of one KV head; 1 where it has queries and no keys, so that they get an answer */
     int low, high, old; /* keys that its queries see, low a multiple of KEYS; keys of earlier steps */
+    int first_token, queries;
+    KeyRange keys;
 };
 
 struct Requests {
@@ -87,17 +91,18 @@ struct Requests {
     {
         chunk = from, base = before;
         const int r = from + threadIdx.x % 32;
-        mine = {0, 0, 0, 0, 0};
+        mine = {};
         if (r < a.requests) {
-            const int queries = a.query_start_loc[r + 1] - a.query_start_loc[r];
-            if (queries > 0) {
-                const KeyRange keys = keys_of(a, r);
+            mine.first_token = a.query_start_loc[r];
+            mine.queries = a.query_start_loc[r + 1] - mine.first_token;
+            if (mine.queries > 0) {
+                mine.keys = keys_of(a, r);
                 int first_high, last_low;
-                visible(a, keys, 0, mine.low, first_high);
-                visible(a, keys, queries - 1, last_low, mine.high);
+                visible(a, mine.keys, 0, mine.low, first_high);
+                visible(a, mine.keys, mine.queries - 1, last_low, mine.high);
                 mine.low = mine.low / KEYS * KEYS;
                 mine.groups = max(1, (mine.high - mine.low + KEYS - 1) / KEYS);
-                mine.old = page_local_len(a.pages, keys.first_position);
+                mine.old = page_local_len(a.pages, mine.keys.first_position);
             }
         }
         const int all = mine.groups * a.num_kv_heads;
@@ -126,8 +131,10 @@ struct Requests {
 
 /* Groups [at, to) of one item are still to be fetched. */
 struct Piece {
-    int request, kv_head, low, high, old;
+    int request, kv_head, low, high, old, first_token, queries;
+    KeyRange keys;
     int at, to, parts, place;
+    __device__ __forceinline__ Unit unit(int flags, int key) const { return {flags, key, first_token, queries, kv_head, keys, parts, place}; }
 };
 
 /* A block's share, piece by piece: first the item that it leaves unfinished, then the one begun in front of it, then whole
@@ -151,6 +158,8 @@ struct Share {
         p.request = requests.chunk + lane;
         p.kv_head = (group - first) / groups;
         p.low = __shfl_sync(~0u, known.low, lane), p.high = __shfl_sync(~0u, known.high, lane), p.old = __shfl_sync(~0u, known.old, lane);
+        p.first_token = __shfl_sync(~0u, known.first_token, lane), p.queries = __shfl_sync(~0u, known.queries, lane);
+        p.keys = {__shfl_sync(~0u, known.keys.first_position, lane), __shfl_sync(~0u, known.keys.count, lane)};
         const int item = first + p.kv_head * groups, behind = item + groups;
         if (tail) {
             tail = false;
@@ -186,14 +195,14 @@ template <class F> __device__ __forceinline__ void feed(const weft_attention_arg
     const CUtensorMap *map = lane % 2 ? &caches.v : &caches.k;
     if (lane < 2) map_prefetch(map);
     Share share(a);
-    Piece piece;
+    Piece piece = {};
     Batch batch;
     bool more = share.next(piece), waited = false;
     const Span span = {more && piece.place == 1 && piece.parts > 1 ? piece.parts : 0, piece.request, piece.kv_head};
     int stage = 0;
     uint32_t parity = 1;
     if (lane == 0) {
-        room.request = more ? piece.request : -1, room.kv_head = piece.kv_head;
+        room.first = piece.unit(0, 0);
         barrier_arrive(shared_address(&room.started));
     }
     if (more) batch.look(a, piece);
@@ -217,8 +226,7 @@ template <class F> __device__ __forceinline__ void feed(const weft_attention_arg
             barrier_wait(shared_address(&room.empty[stage]), parity);
             if (lane == 0) {
                 const bool last = p.at + u + here == p.to;
-                room.units[stage] = {present | (last ? LAST : 0) | (last && !more ? END : 0),
-                                     p.request, p.kv_head, key, p.parts, p.place};
+                room.units[stage] = p.unit(present | (last ? LAST : 0) | (last && !more ? END : 0), key);
                 barrier_expect(shared_address(&room.full[stage]), __popc(present) * 2 * F::GROUP);
             }
             __syncwarp();
