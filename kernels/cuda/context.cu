@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/blas.cuh"
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/linear_batch.cuh"
 
 namespace weft {
 
@@ -44,6 +44,7 @@ extern "C" weft_status weft_cuda_context_create(weft_cuda_context **out, void *w
     c->sms = sms;
     c->shared = shared;
     c->hopper = major == 9 && minor == 0;
+    if (c->hopper) batch_clusters(c->clusters);
     c->counters = (unsigned *)workspace;
     c->workspace = (char *)workspace + counter_bytes;
     c->workspace_bytes = workspace_bytes - counter_bytes;

@@ -27,6 +27,7 @@ extern "C" {
 struct weft_cuda_context {
     int sms, shared; /* multiprocessors; bytes of shared memory that a block may have */
     bool hopper;     /* compute capability 9.0 */
+    int clusters[2]; /* of 1 and 2 blocks with all shared memory, that fit at once; 0 before compute capability 9.0 */
     unsigned *counters; /* zero between operations; whoever counts clears */
     char *workspace;    /* 256-byte aligned */
     size_t workspace_bytes;

@@ -49,6 +49,47 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
     } while (!over);
 }
 
+/* ---- clusters of blocks: the shared memory of a neighbour ---- */
+
+__device__ __forceinline__ uint32_t neighbour_address(uint32_t address, int rank)
+{
+    uint32_t at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(address), "r"(rank));
+    return at;
+}
+/* 16 bytes into a neighbour's shared memory, whose barrier counts them as the copy engine's. */
+__device__ __forceinline__ void neighbour_send(uint32_t to, float4 v, uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z),
+                 "f"(v.w), "r"(barrier)
+                 : "memory");
+}
+__device__ __forceinline__ void neighbour_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/* barrier_wait() for what neighbours did. */
+__device__ __forceinline__ void barrier_wait_neighbours(uint32_t barrier, uint32_t parity)
+{
+    uint32_t over;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(over)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!over);
+}
+/* All threads of all blocks of a cluster, in whole warps. */
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ bool barrier_over(uint32_t barrier, uint32_t parity)
+{
+    uint32_t over;
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
+    return over != 0;
+}
+
 /* Ordinary writes to shared memory are seen by the copy engine and the products that follow. */
 __device__ __forceinline__ void writes_visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -92,6 +133,7 @@ template <int N> __device__ __forceinline__ void hold(float (&r)[N])
 #define WEFT_NAMES_16 WEFT_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define WEFT_NAMES_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define WEFT_NAMES_48 WEFT_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define WEFT_NAMES_56 WEFT_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
 #define WEFT_NAMES_64 WEFT_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define WEFT_FOUR(r, i) "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3])
 #define WEFT_4(r) WEFT_FOUR(r, 0)
@@ -100,12 +142,13 @@ template <int N> __device__ __forceinline__ void hold(float (&r)[N])
 #define WEFT_FIRST_16(r) WEFT_16(r, 0)
 #define WEFT_32(r) WEFT_16(r, 0), WEFT_16(r, 16)
 #define WEFT_48(r) WEFT_32(r), WEFT_16(r, 32)
+#define WEFT_56(r) WEFT_48(r), WEFT_FOUR(r, 48), WEFT_FOUR(r, 52)
 #define WEFT_64(r) WEFT_48(r), WEFT_16(r, 48)
 
 /* d (+)= a b^T with 64 rows, N columns and 16 inner elements, which lie along the rows of both tiles. */
 template <class T, int N> __device__ __forceinline__ void product_shared(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
 {
-    static_assert(N == 8 || N == 16 || N == 64 || N == 128, "columns of a product");
+    static_assert(N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 112 || N == 128, "columns of a product");
 #define WEFT_PRODUCT(COLUMNS, TYPE, NAMES, A, B, ADD, REGISTERS)                                                                          \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADD ", 0;\n"                                                                           \
                  "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES "}, " A ", " B ", p, 1, 1, 0, 0; }"       \
@@ -117,8 +160,14 @@ template <class T, int N> __device__ __forceinline__ void product_shared(float (
     if constexpr (N == 8 && !brain) WEFT_PRODUCT("8", "f16", WEFT_NAMES_4, "%4", "%5", "%6", WEFT_4);
     if constexpr (N == 16 && brain) WEFT_PRODUCT("16", "bf16", WEFT_NAMES_8, "%8", "%9", "%10", WEFT_8);
     if constexpr (N == 16 && !brain) WEFT_PRODUCT("16", "f16", WEFT_NAMES_8, "%8", "%9", "%10", WEFT_8);
+    if constexpr (N == 32 && brain) WEFT_PRODUCT("32", "bf16", WEFT_NAMES_16, "%16", "%17", "%18", WEFT_FIRST_16);
+    if constexpr (N == 32 && !brain) WEFT_PRODUCT("32", "f16", WEFT_NAMES_16, "%16", "%17", "%18", WEFT_FIRST_16);
     if constexpr (N == 64 && brain) WEFT_PRODUCT("64", "bf16", WEFT_NAMES_32, "%32", "%33", "%34", WEFT_32);
     if constexpr (N == 64 && !brain) WEFT_PRODUCT("64", "f16", WEFT_NAMES_32, "%32", "%33", "%34", WEFT_32);
+    if constexpr (N == 96 && brain) WEFT_PRODUCT("96", "bf16", WEFT_NAMES_48, "%48", "%49", "%50", WEFT_48);
+    if constexpr (N == 96 && !brain) WEFT_PRODUCT("96", "f16", WEFT_NAMES_48, "%48", "%49", "%50", WEFT_48);
+    if constexpr (N == 112 && brain) WEFT_PRODUCT("112", "bf16", WEFT_NAMES_56, "%56", "%57", "%58", WEFT_56);
+    if constexpr (N == 112 && !brain) WEFT_PRODUCT("112", "f16", WEFT_NAMES_56, "%56", "%57", "%58", WEFT_56);
     if constexpr (N == 128 && brain) WEFT_PRODUCT("128", "bf16", WEFT_NAMES_64, "%64", "%65", "%66", WEFT_64);
     if constexpr (N == 128 && !brain) WEFT_PRODUCT("128", "f16", WEFT_NAMES_64, "%64", "%65", "%66", WEFT_64);
 #undef WEFT_PRODUCT

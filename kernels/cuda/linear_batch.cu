@@ -1,292 +1,197 @@
-/* kernels/cuda/linear_batch.cu - products of 2 to 16 tokens with 16-bit weights on Hopper GPUs.
+/* kernels/cuda/linear_batch.cu - products of 2 to 32 tokens with 16-bit weights on Hopper GPUs.
  *
  * A tile is 128 rows of w, which are the tensor cores' rows; tokens are its columns. A unit is a tile's next 64 columns
- * of w: 16 KB. The units of all tiles in a row are dealt to one block on each multiprocessor, equally, so a block
- * begins and ends anywhere in a tile; sums of a tile that several blocks have meet in the workspace, and whoever comes
- * last adds them up, in the order of the blocks. In a block one thread fetches units through the copy engine into a
- * ring, weights of the first ones before the kernel in front has ended, and two warpgroups multiply, 64 rows each.
+ * of w: 16 KB. Tiles are dealt to clusters of one or two blocks, one on each multiprocessor (more do not fill it), and a
+ * tile's units to the blocks of its cluster. In a block one thread fetches units through the copy engine into a ring, weights of the first ones
+ * before the kernel in front has ended, and two warpgroups multiply, 64 rows each. The blocks of a cluster then send each
+ * other their sums, so that each ends its part of the tile: through shared memory, since a way to the L2 and back takes 2
+ * to 3 us while the next product's weights are on their way.
  *
- * The ring takes a multiprocessor's whole shared memory, 200 KB: so much on its way keeps the memory busy, and covers the
+ * The ring takes what a multiprocessor's shared memory has: so much on its way keeps the memory busy, and covers the
  * time between the end of the product in front, on this multiprocessor, and that of the small kernel between them. */
-#include "kernels/cuda/linear_batch.cuh"
-
-#include "kernels/cuda/hopper.cuh"
-#include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/tensor_map.cuh"
-
-#ifdef WEFT_CUDA_HOPPER
-#include <cuda.h>
-
-namespace weft {
-
-enum {
-    BATCH_ROWS = 128,
-    BATCH_K = 64, /* columns of a unit */
-    BATCH_W_BYTES = BATCH_ROWS * BATCH_K * 2,
-    BATCH_SUMMING = 256, /* threads; 32 more fetch */
-    BATCH_THREADS = BATCH_SUMMING + 32
-};
-
-enum BatchEnd { END_PLAIN, END_SILU, END_HEADS };
-
-struct BatchJob {
-    CUtensorMap w, x;
-    weft_linear_args a;
-    weft_silu_mul_args silu;
-    weft_rope_args rope;
-    weft_kv_write_args pages;
-    int key_head, value_head; /* the first, counted in heads of y; pages.tokens is 0 without */
-    float4 *partial;    /* (2 of each block, N / 8, BATCH_SUMMING) */
-    unsigned *counters; /* of tiles */
-    int tiles, chunks;  /* chunks: units of a tile */
-};
-
-enum { HEAD = BATCH_ROWS }; /* with END_HEADS a tile is one head of so many elements */
-
-template <int N, int END> struct BatchRoom {
-    enum { X_BYTES = N * BATCH_K * 2, UNIT = BATCH_W_BYTES + X_BYTES, DEPTH = 10 };
-    alignas(1024) char ring[DEPTH][UNIT];
-    uint32_t swapped[END == END_PLAIN ? 1 : END == END_SILU ? N / 8 : N / 4][END == END_PLAIN ? 1 : BATCH_SUMMING]; /* between warpgroups */
-    int64_t places[END == END_HEADS ? N : 1]; /* of tokens in the pages */
-    float turns[END == END_HEADS ? N : 1][HEAD + 4]; /* of tokens: cosines, sines; padded so that the lanes of a warp meet no bank twice */
-    uint64_t full[DEPTH], empty[DEPTH];
-    int last;
-};
-
-/* Units of block b of `blocks`: from batch_from(b) to batch_from(b + 1); and the block of a unit. */
-__device__ __forceinline__ int batch_from(int units, int b, int blocks) { return (int)((int64_t)units * b / blocks); }
-__device__ __forceinline__ int batch_block(int units, int unit, int blocks) { return (int)((((int64_t)unit + 1) * blocks - 1) / units); }
-
-} // namespace weft
-#endif
+#include "kernels/cuda/linear_batch_ends.cuh"
 
 namespace weft {
 
 #ifdef WEFT_HOPPER
 
-template <int N, int END> __device__ __forceinline__ void batch_fetch(const BatchJob &job, BatchRoom<N, END> &room, int from, int to)
+/* What a block has of a product: units of tiles. */
+struct BatchShare {
+    int rank, tile, tiles, chunk, chunks; /* the first and how many */
+    __device__ __forceinline__ explicit BatchShare(const BatchJob &job)
+    {
+        const int cluster = blockIdx.x / job.split, clusters = gridDim.x / job.split;
+        rank = blockIdx.x % job.split;
+        tile = (int)((int64_t)job.tiles * cluster / clusters);
+        tiles = (int)((int64_t)job.tiles * (cluster + 1) / clusters) - tile;
+        chunk = job.chunks * rank / job.split;
+        chunks = job.chunks * (rank + 1) / job.split - chunk;
+    }
+};
+
+template <int N, int END, int ROWS> __device__ __forceinline__ void batch_fetch(const BatchJob &job, BatchRoom<N, END, ROWS> &room, const BatchShare &share)
 {
-    constexpr int DEPTH = BatchRoom<N, END>::DEPTH;
+    typedef BatchRoom<N, END, ROWS> Room;
     const uint32_t ring = shared_address(room.ring), full = shared_address(room.full), empty = shared_address(room.empty);
+    const int units = share.tiles * share.chunks;
     auto weights = [&](int unit, int place) {
-        const int tile = unit / job.chunks, chunk = unit - tile * job.chunks, rows = END == END_SILU ? 64 : BATCH_ROWS;
-        barrier_expect(full + 8 * place, BatchRoom<N, END>::UNIT);
-        copy_box(ring + place * BatchRoom<N, END>::UNIT, &job.w, chunk * BATCH_K, tile * rows, 0, full + 8 * place);
+        const int tile = unit / share.chunks, chunk = unit - tile * share.chunks, rows = END == END_SILU ? ROWS / 2 : ROWS;
+        barrier_expect(full + 8 * place, Room::UNIT);
+        copy_box(ring + place * Room::UNIT, &job.w, (share.chunk + chunk) * BATCH_K, (share.tile + tile) * rows, 0, full + 8 * place);
     };
     auto inputs = [&](int unit, int place) {
-        copy_box(ring + place * BatchRoom<N, END>::UNIT + BATCH_W_BYTES, &job.x, unit % job.chunks * BATCH_K, 0, 0, full + 8 * place);
+        copy_box(ring + place * Room::UNIT + Room::W_BYTES, &job.x, (share.chunk + unit % share.chunks) * BATCH_K, 0, 0, full + 8 * place);
     };
-    const int first = min(DEPTH, to - from);
-    for (int i = 0; i < first; i++) weights(from + i, i);
-    dependency_wait();
-    for (int i = 0; i < first; i++) inputs(from + i, i);
-    for (int unit = from + DEPTH, place = 0, parity = 0; unit < to; unit++) {
-        barrier_wait(empty + 8 * place, parity);
-        weights(unit, place);
-        inputs(unit, place);
-        if (++place == DEPTH) place = 0, parity ^= 1;
+    batch_feed(units, Room::DEPTH, Room::W_BYTES >> 10, empty, shared_address(&room.ready), weights, inputs);
+}
+
+/* This block's sums of a tile to those who end it. */
+template <int N, int END, int ROWS> __device__ __forceinline__ void batch_send(const BatchJob &job, BatchRoom<N, END, ROWS> &room, const BatchShare &share, const float (&c)[N / 2])
+{
+    typedef BatchRoom<N, END, ROWS> Room;
+    const int per = Room::FOURS / job.split, side = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
+    const uint32_t sums = shared_address(room.sums) + (ROWS == 64 ? 2 * share.rank + side : share.rank) * per * 16, arrived = shared_address(&room.arrived);
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        const int four = j * Room::GROUP + (ROWS == 64 ? warp : 2 * warp + side) * 32 + threadIdx.x % 32, to = four / per;
+        const float4 v = make_float4(c[4 * j], c[4 * j + 1], c[4 * j + 2], c[4 * j + 3]);
+        if (to == share.rank) room.sums[(ROWS == 64 ? 2 * share.rank + side : share.rank) * per + four % per] = v;
+        else neighbour_send(neighbour_address(sums + four % per * 16, to), v, neighbour_address(arrived, to));
     }
 }
 
-/* The lane's four sums of group j of tokens: rows g, g + 8 of its warp, tokens 8 j + 2 q and the next. */
-template <class T, int N> __device__ __forceinline__ void batch_write(const weft_linear_args &a, int64_t row, float (&c)[N / 2])
-{
-    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    float bias[2] = {0.0f, 0.0f};
-    for (int h = 0; h < 2; h++)
-        if (a.bias != nullptr && row + g + 8 * h < a.n) bias[h] = load(a.bias, a.bias_dtype, row + g + 8 * h);
-    const bool pairs = a.y_dtype == a.x_dtype && !a.add && (a.y_stride | a.n) % 2 == 0 && (uintptr_t)a.y % 4 == 0;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++) {
+/* The fours of a tile that this block ends. */
+template <class T, int N, int END, int ROWS> struct BatchFinish {
+    typedef BatchRoom<N, END, ROWS> Room;
+    enum { EACH = (Room::FOURS + BATCH_SUMMING - 1) / BATCH_SUMMING }; /* fours of a thread, at most */
+    const BatchJob &job;
+    Room &room;
+    const BatchShare &share;
+    const int per;
+    uint32_t old[2][2], gain[2][2]; /* END_NORM: of the first fours, ahead */
+    __device__ __forceinline__ BatchFinish(const BatchJob &job, Room &room, const BatchShare &share)
+        : job(job), room(room), share(share), per(Room::FOURS / job.split)
+    {
+    }
+    __device__ __forceinline__ void look(int i, int tile, uint32_t (&r)[2], uint32_t (&by)[2])
+    {
+        const Four f = Four::at<ROWS>(share.rank * per + i);
+        const int64_t row = (int64_t)tile * ROWS + 64 * f.side + 16 * f.warp + 2 * (f.lane % 4);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const float v0 = c[4 * j + 2 * h] + bias[h], v1 = c[4 * j + 2 * h + 1] + bias[h];
-            if (pairs) {
-                const uint32_t two = turned(pair<T>(v0, v1));
-                const int64_t n = row + 8 * h + 2 * q;
-                if (8 * j + g < a.tokens && n < a.n) *(uint32_t *)((T *)a.y + (8 * j + g) * a.y_stride + n) = two;
-                continue;
-            }
-            const int64_t n = row + 8 * h + g;
-            for (int e = 0; e < 2; e++) {
-                const int t = 8 * j + 2 * q + e;
-                if (t >= a.tokens || n >= a.n) continue;
-                float v = e == 0 ? v0 : v1;
-                if (a.add) v += load(a.y, a.y_dtype, t * a.y_stride + n);
-                store(a.y, a.y_dtype, t * a.y_stride + n, v);
-            }
+            by[h] = *(const uint32_t *)((const T *)job.norm.gain + row + 8 * h);
+            r[h] = f.token() < job.a.tokens ? *(const uint32_t *)((const T *)job.norm.residual + f.token() * job.norm.residual_stride + row + 8 * h) : 0;
         }
     }
-}
-
-/* The first warpgroup has gates, the other their values; each ends half of them. row: of the lane's warp among the gates. */
-template <class T, int N, int END> __device__ __forceinline__ void batch_silu(const BatchJob &job, BatchRoom<N, END> &room, int64_t row, float (&c)[N / 2])
-{
-    const int side = threadIdx.x / 128, mate = threadIdx.x ^ 128, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    const weft_silu_mul_args &a = job.silu;
-    batch_write<T, N>(job.a, side * a.cols + row, c);
-    float bias[2] = {0.0f, 0.0f};
-    for (int h = 0; h < 2; h++)
-        if (job.a.bias != nullptr && row + g + 8 * h < a.cols) bias[h] = load(job.a.bias, job.a.bias_dtype, side * a.cols + row + g + 8 * h);
-    named_sync(1, BATCH_SUMMING); /* the tile before is read */
-    uint32_t mine[N / 8];
+    __device__ __forceinline__ void ahead(int tile)
+    {
+        if constexpr (END == END_NORM) {
 #pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-        const uint32_t low = pair<T>(c[4 * j] + bias[0], c[4 * j + 1] + bias[0]), high = pair<T>(c[4 * j + 2] + bias[1], c[4 * j + 3] + bias[1]);
-        mine[j] = side == 0 ? low : high;
-        room.swapped[j][threadIdx.x] = side == 0 ? high : low;
-    }
-    named_sync(1, BATCH_SUMMING);
-    const bool pairs = (a.y_stride | a.cols) % 2 == 0 && (uintptr_t)a.y % 4 == 0;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-        const uint32_t other = room.swapped[j][mate];
-        const float2 gate = widen_pair<T>(side == 0 ? mine[j] : other), up = widen_pair<T>(side == 0 ? other : mine[j]);
-        const uint32_t two = turned(pair<T>(gate.x / (1.0f + expf(-gate.x)) * up.x, gate.y / (1.0f + expf(-gate.y)) * up.y));
-        const int64_t n = row + 8 * side + 2 * q;
-        T *y = (T *)a.y + (8 * j + g) * a.y_stride + n;
-        if (8 * j + g >= a.rows) continue;
-        if (pairs) {
-            if (n < a.cols) *(uint32_t *)y = two;
-        } else {
-            if (n < a.cols) y[0] = ((const T *)&two)[0];
-            if (n + 1 < a.cols) y[1] = ((const T *)&two)[1];
+            for (int m = 0; m < EACH && m < 2; m++)
+                if ((int)threadIdx.x + m * BATCH_SUMMING < per) look(threadIdx.x + m * BATCH_SUMMING, tile, old[m], gain[m]);
         }
     }
-}
-
-/* The first warpgroup has the first halves of a head's pairs, the other their mates; each turns its own by the tokens'
- * angles, and keys and values also go into the pages. */
-template <class T, int N, int END> __device__ __forceinline__ void batch_heads(const BatchJob &job, BatchRoom<N, END> &room, int head, float (&c)[N / 2])
-{
-    const int side = threadIdx.x / 128, mate = threadIdx.x ^ 128, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    const int pair0 = threadIdx.x % 128 / 32 * 16, row = side * (HEAD / 2) + pair0; /* of the lane's warp: pairs, and rows of the head */
-    const bool turns = head < (int)job.rope.heads;
-    T *y = (T *)job.a.y + head * HEAD + row, *cache = nullptr;
-    int64_t cache_head = 0;
-    if (job.pages.tokens > 0 && head >= job.key_head) {
-        const bool value = head >= job.value_head;
-        cache = (T *)(value ? job.pages.v_cache : job.pages.k_cache) + row;
-        cache_head = (int64_t)(head - (value ? job.value_head : job.key_head)) * job.pages.pages.page_size;
-    }
-    float bias[2] = {0.0f, 0.0f};
-    for (int h = 0; h < 2; h++)
-        if (job.a.bias != nullptr) bias[h] = load(job.a.bias, job.a.bias_dtype, head * HEAD + row + g + 8 * h);
-    named_sync(1, BATCH_SUMMING); /* the tile before is read */
-#pragma unroll
-    for (int i = 0; i < N / 4; i++) {
-        const int j = i / 2, h = i % 2;
-        room.swapped[i][threadIdx.x] = pair<T>(c[4 * j + 2 * h] + bias[h], c[4 * j + 2 * h + 1] + bias[h]);
-    }
-    named_sync(1, BATCH_SUMMING);
-#pragma unroll
-    for (int i = 0; i < N / 4; i++) {
-        const int j = i / 2, h = i % 2;
-        uint32_t two = room.swapped[i][threadIdx.x];
-        if (turns) {
-            const float2 own = widen_pair<T>(two), other = widen_pair<T>(room.swapped[i][mate]);
-            float turned_by[2] = {own.x, own.y};
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const float *turn = &room.turns[8 * j + 2 * q + e][pair0 + g + 8 * h];
-                const float cos = turn[0], sin = turn[HEAD / 2], mine = e == 0 ? own.x : own.y, its = e == 0 ? other.x : other.y;
-                turned_by[e] = side == 0 ? mine * cos - its * sin : mine * cos + its * sin;
-            }
-            two = pair<T>(turned_by[0], turned_by[1]);
+    __device__ __forceinline__ float4 sum(int i) const
+    {
+        float4 v = room.sums[i];
+        for (int b = 1; b < job.split * Room::SUMS; b++) {
+            const float4 o = room.sums[b * per + i];
+            v.x += o.x, v.y += o.y, v.z += o.z, v.w += o.w;
         }
-        two = turned(two);
-        const int token = 8 * j + g, at = 8 * h + 2 * q;
-        if (token >= job.a.tokens) continue;
-        *(uint32_t *)(y + token * job.a.y_stride + at) = two;
-        if (cache != nullptr && room.places[token] >= 0) *(uint32_t *)(cache + (room.places[token] + cache_head) * HEAD + at) = two;
+        if (END != END_NORM && job.norm.rows > 0) {
+            const int t = 8 * ((share.rank * per + i) / Room::GROUP) + 2 * (i % 4);
+            const float f0 = room.factor[t], f1 = room.factor[t + 1];
+            v.x *= f0, v.y *= f1, v.z *= f0, v.w *= f1;
+        }
+        return v;
     }
-}
-
-/* Angles and places of the tokens, of the host's arrays alone. A token without a place in the table is not turned. */
-template <int N, int END> __device__ __forceinline__ void batch_places(const BatchJob &job, BatchRoom<N, END> &room)
-{
-    if (END != END_HEADS) return;
-    if (threadIdx.x < N) room.places[threadIdx.x] = (int)threadIdx.x < job.pages.tokens ? place_of(job.pages, threadIdx.x) : -1;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < N * (HEAD / 4); i += BATCH_SUMMING) {
-        const int t = i / (HEAD / 4), at = i % (HEAD / 4) * 4;
-        const int position = t < job.a.tokens ? job.rope.positions[t] : -1;
-        const float still = at < HEAD / 2 ? 1.0f : 0.0f;
-        *(float4 *)&room.turns[t][at] = position >= 0 && position < job.rope.max_positions
-                                            ? *(const float4 *)(job.rope.cos_sin + (int64_t)position * HEAD + at)
-                                            : make_float4(still, still, still, still);
-    }
-    named_sync(1, BATCH_SUMMING);
-}
-
-/* Puts this block's sums of a tile to the others'. True in the block that came last: c is then the whole. */
-template <int N, int END> __device__ __forceinline__ bool batch_join(const BatchJob &job, BatchRoom<N, END> &room, int tile, int from, float (&c)[N / 2])
-{
-    constexpr int FOURS = N / 8;
-    const int units = job.tiles * job.chunks, blocks = gridDim.x, begin = tile * job.chunks;
-    const int low = batch_block(units, begin, blocks), high = batch_block(units, begin + job.chunks - 1, blocks);
-    if (low == high) return true;
-    const int me = blockIdx.x;
-    auto place = [&](int b) { return job.partial + (int64_t)(2 * b + (batch_from(units, b, blocks) < begin)) * FOURS * BATCH_SUMMING + threadIdx.x; };
-    float4 *own = place(me);
-#pragma unroll
-    for (int j = 0; j < FOURS; j++) __stcg(&own[j * BATCH_SUMMING], make_float4(c[4 * j], c[4 * j + 1], c[4 * j + 2], c[4 * j + 3]));
-    __threadfence();
-    named_sync(1, BATCH_SUMMING);
-    if (threadIdx.x == 0) {
-        const int last = atomicAdd(&job.counters[tile], 1u) == (unsigned)(high - low);
-        if (last) job.counters[tile] = 0;
-        __threadfence();
-        room.last = last;
-    }
-    named_sync(1, BATCH_SUMMING);
-    if (!room.last) return false;
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) c[i] = 0.0f;
-#pragma unroll 4
-    for (int b = low; b <= high; b++) {
-        const float4 *part = place(b);
-#pragma unroll
-        for (int j = 0; j < FOURS; j++) {
-            const float4 v = __ldcg(&part[j * BATCH_SUMMING]);
-            c[4 * j] += v.x, c[4 * j + 1] += v.y, c[4 * j + 2] += v.z, c[4 * j + 3] += v.w;
+    __device__ __forceinline__ void end(int i, int m, int tile)
+    {
+        const Four f = Four::at<ROWS>(share.rank * per + i);
+        const float4 v = sum(i);
+        if (END == END_SILU) batch_silu<T>(job, f, (int64_t)tile * 64 + 16 * f.warp, v, sum(i ^ 32));
+        else if (END == END_HEADS) batch_heads<T>(job, room, f, tile, v, sum(i ^ 32));
+        else {
+            const int64_t row = (int64_t)tile * ROWS + 64 * f.side + 16 * f.warp;
+            if (END == END_NORM) {
+                if (m < 2) batch_norm<T, ROWS>(job, room, f, row, v, old[m % 2], gain[m % 2]);
+                else {
+                    uint32_t r[2], by[2];
+                    look(i, tile, r, by);
+                    batch_norm<T, ROWS>(job, room, f, row, v, r, by);
+                }
+            } else batch_write<T>(job.a, f, row, batch_bias(job.a, f, row, v));
         }
     }
-    return true;
-}
+    /* Of whole groups of 8 tokens, or of one group's warps where there are fewer fours. */
+    __device__ __forceinline__ void put_squares(int tile)
+    {
+        const int first = share.rank * per, tokens = per < Room::GROUP ? 8 : per / Room::GROUP * 8, parts = per < Room::GROUP ? Room::GROUP / per : 1;
+        named_sync(1, BATCH_SUMMING);
+        if ((int)threadIdx.x >= tokens) return;
+        const int token = first / Room::GROUP * 8 + threadIdx.x, from = first % Room::GROUP / 32, count = min(per, (int)Room::GROUP) / 32;
+        float sum = 0.0f;
+        for (int i = 0; i < count; i++) sum += room.squares[from + i][token];
+        job.squares[(tile * parts + share.rank % parts) * N + token] = sum;
+    }
+    __device__ __forceinline__ void tile(int tile)
+    {
+#pragma unroll
+        for (int m = 0; m < EACH; m++)
+            if ((int)threadIdx.x + m * BATCH_SUMMING < per) end(threadIdx.x + m * BATCH_SUMMING, m, tile);
+        if (END == END_NORM) put_squares(tile);
+    }
+};
 
-template <class T, int N, int END> __device__ __forceinline__ void batch_sum(const BatchJob &job, BatchRoom<N, END> &room, int from, int to)
+template <class T, int N, int END, int ROWS> __device__ __forceinline__ void batch_sum(const BatchJob &job, BatchRoom<N, END, ROWS> &room, const BatchShare &share)
 {
-    constexpr int DEPTH = BatchRoom<N, END>::DEPTH;
+    typedef BatchRoom<N, END, ROWS> Room;
     const uint32_t ring = shared_address(room.ring), full = shared_address(room.full), empty = shared_address(room.empty);
-    const int side = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
+    const uint32_t arrived = shared_address(&room.arrived), freed = shared_address(&room.freed);
+    const int side = threadIdx.x / 128;
     float c[N / 2];
-    batch_places(job, room);
+    BatchFinish<T, N, END, ROWS> finish(job, room, share);
+    BatchSquares squares;
+    batch_places<N, END>(job, room);
     dependency_wait_only();
-    int place = 0, parity = 0;
-    for (int unit = from; unit < to;) {
-        const int tile = unit / job.chunks, end = min(to, (tile + 1) * job.chunks);
-        for (const int begin = unit; unit < end; unit++) {
+    const bool front = END != END_NORM && job.norm.rows > 0;
+    if (front) squares.ask(job, N);
+    for (int t = 0, place = 0, parity = 0; t < share.tiles; t++) {
+        finish.ahead(share.tile + t);
+        if (threadIdx.x == 0) barrier_expect(arrived, Room::SUMS * (Room::FOURS - Room::FOURS / job.split) * 16);
+        if (share.chunks == 0)
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) c[i] = 0.0f;
+        for (int unit = 0; unit < share.chunks; unit++) {
             barrier_wait(full + 8 * place, parity);
-            const uint32_t at = ring + place * BatchRoom<N, END>::UNIT;
-            const uint64_t w = tile_descriptor(at + side * (BATCH_W_BYTES / 2), 0), x = tile_descriptor(at + BATCH_W_BYTES, 0);
+            const uint32_t at = ring + place * Room::UNIT;
+            const uint64_t w = tile_descriptor(at + (ROWS == 64 ? 0 : side * (Room::W_BYTES / 2)), 0), x = tile_descriptor(at + Room::W_BYTES, 0);
             products_begin();
 #pragma unroll
-            for (int i = 0; i < BATCH_K / 16; i++) product_shared<T, N>(c, w + 2 * i, x + 2 * i, unit > begin || i > 0);
-            products_commit();
-            if (unit > begin) {
-                products_wait<1>();
-                if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * (place == 0 ? DEPTH - 1 : place - 1));
+            for (int i = 0; i < BATCH_K / 16 / Room::SUMS; i++) {
+                const int column = ROWS == 64 ? 2 * side + i : i;
+                product_shared<T, N>(c, w + 2 * column, x + 2 * column, unit > 0 || i > 0);
             }
-            if (++place == DEPTH) place = 0, parity ^= 1;
+            products_commit();
+            if (unit > 0) {
+                products_wait<1>();
+                if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * (place == 0 ? Room::DEPTH - 1 : place - 1));
+            }
+            if (++place == Room::DEPTH) place = 0, parity ^= 1;
         }
         products_wait<0>();
         hold(c);
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * (place == 0 ? DEPTH - 1 : place - 1));
-        if (!batch_join<N, END>(job, room, tile, from, c)) continue;
-        if (END == END_HEADS) batch_heads<T, N, END>(job, room, tile, c);
-        else if (END == END_SILU) batch_silu<T, N, END>(job, room, (int64_t)tile * 64 + 16 * warp, c);
-        else batch_write<T, N>(job.a, (int64_t)tile * BATCH_ROWS + 64 * side + 16 * warp, c);
+        if (share.chunks > 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * (place == 0 ? Room::DEPTH - 1 : place - 1));
+        if (t == 0) cluster_wait(); /* the others' barriers are there */
+        else barrier_wait_neighbours(freed, (t - 1) & 1);
+        batch_send(job, room, share, c);
+        if (t == 0 && front) squares.factors(job, room, N);
+        named_sync(1, BATCH_SUMMING);
+        barrier_wait_neighbours(arrived, t & 1);
+        finish.tile(share.tile + t);
+        if (t == share.tiles - 1) continue;
+        named_sync(1, BATCH_SUMMING); /* the sums are read */
+        if ((int)threadIdx.x < job.split) neighbour_arrive(neighbour_address(freed, threadIdx.x));
     }
 }
 
@@ -294,65 +199,113 @@ template <class T, int N, int END> __device__ __forceinline__ void batch_sum(con
 
 #ifdef WEFT_CUDA_HOPPER
 
-template <class T, int N, int END> __global__ void __launch_bounds__(BATCH_THREADS, 1) batch_rows(const __grid_constant__ BatchJob job)
+template <class T, int N, int END, int ROWS> __global__ void __launch_bounds__(BATCH_THREADS, 1) batch_rows(const __grid_constant__ BatchJob job)
 {
 #ifdef WEFT_HOPPER
     extern __shared__ char raw[];
-    BatchRoom<N, END> &room = *(BatchRoom<N, END> *)(raw + (1024 - (shared_address(raw) & 1023)) % 1024);
-    const int units = job.tiles * job.chunks;
-    const int from = batch_from(units, blockIdx.x, gridDim.x), to = batch_from(units, blockIdx.x + 1, gridDim.x);
+    BatchRoom<N, END, ROWS> &room = *(BatchRoom<N, END, ROWS> *)(raw + (1024 - (shared_address(raw) & 1023)) % 1024);
+    const BatchShare share(job);
     if (threadIdx.x == BATCH_SUMMING) {
         map_prefetch(&job.w);
         map_prefetch(&job.x);
-        for (int i = 0; i < BatchRoom<N, END>::DEPTH; i++) {
+        for (int i = 0; i < BatchRoom<N, END, ROWS>::DEPTH; i++) {
             barrier_init(shared_address(&room.full[i]), 1);
             barrier_init(shared_address(&room.empty[i]), BATCH_SUMMING / 32);
         }
+        barrier_init(shared_address(&room.arrived), 1);
+        barrier_init(shared_address(&room.freed), job.split);
+        barrier_init(shared_address(&room.ready), 1);
         barriers_ready();
     }
     __syncthreads();
-    if (threadIdx.x < BATCH_SUMMING) batch_sum<T, N, END>(job, room, from, to);
-    else if (threadIdx.x == BATCH_SUMMING) batch_fetch<N, END>(job, room, from, to);
+    cluster_arrive();
+    if (threadIdx.x < BATCH_SUMMING) {
+        batch_sum<T, N, END, ROWS>(job, room, share); /* comes to cluster_wait(): no block is without a tile */
+        return;
+    }
+    if (threadIdx.x == BATCH_SUMMING) batch_fetch<N, END, ROWS>(job, room, share);
+    if (threadIdx.x >= BATCH_SUMMING + 32) {
+        dependency_wait_only();
+        if (threadIdx.x == BATCH_SUMMING + 32) barrier_arrive(shared_address(&room.ready));
+        __syncwarp();
+        if (END != END_NORM && job.norm.rows > 0) batch_normed<T>(job, N);
+    }
+    __syncwarp();
+    cluster_wait();
 #endif
 }
 
 /* ---- host side ---- */
 
-/* base: (planes, rows, k); copies bring box_planes x box_rows x BATCH_K elements. */
-static bool encode(CUtensorMap *map, weft_dtype dtype, const void *base, int64_t k, int64_t rows, int64_t stride, int planes, int box_rows)
+template <class T, int N, int END, int ROWS> static bool launch_batch(const BatchJob &job, int clusters, void *stream)
 {
-    return tensor_map(map, dtype, base, {k, rows, planes}, {2 * stride, 2 * stride * (planes > 1 ? rows : 1)}, {BATCH_K, box_rows, planes});
+    void (*kernel)(const BatchJob) = batch_rows<T, N, END, ROWS>;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = (unsigned)job.split, attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = (unsigned)(clusters * job.split);
+    config.blockDim = BATCH_THREADS;
+    config.dynamicSmemBytes = BATCH_SHARED;
+    config.stream = (cudaStream_t)stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    static_assert(sizeof(BatchRoom<N, END, ROWS>) + 1024 <= BATCH_SHARED, "shared memory of a block");
+    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BATCH_SHARED);
+    (void)cudaLaunchKernelEx(&config, kernel, job);
+    return true;
 }
 
-/* Best are as many as divide the tiles, or as the tiles divide, and keep most of the GPU busy: then few share a tile. Else
- * so many that all have as many units as the busiest, but no tile has more than a few. */
-static int batch_blocks(int sms, int64_t tiles, int64_t chunks)
+enum { FEW = 16 }; /* tokens, up to which silu goes with tiles of 128 rows, and rope joins (scripts/bench.md) */
+
+/* How a product is cut: tiles of `rows` dealt to clusters, a tile's units to the `split` blocks of a cluster. */
+struct BatchCut {
+    int rows, tiles, chunks, clusters, split;
+};
+
+static int columns_for(int64_t tokens) { return tokens <= 8 ? 8 : tokens <= FEW ? FEW : 32; }
+
+/* So that the busiest block fetches little, and then with few joins. */
+static BatchCut cut(const weft_linear_args &a, bool halves, int64_t gates)
 {
-    enum { SHARERS = 8, PERCENT = 70 };
-    const int64_t units = tiles * chunks;
-    for (int64_t blocks = least(sms, tiles * SHARERS); blocks * 100 >= (int64_t)sms * PERCENT; blocks--)
-        if (tiles % blocks == 0 || (blocks % tiles == 0 && units % blocks == 0)) return (int)blocks;
-    const int64_t turns = div_up(units, least(units, sms));
-    return (int)least(div_up(units, turns), tiles * SHARERS);
+    const int64_t chunks = div_up(a.k, BATCH_K);
+    BatchCut best = {};
+    int64_t least_bytes = INT64_MAX;
+    for (int rows = 128; rows >= (halves ? 64 : 128); rows /= 2)
+        for (int log = 0; log < 2; log++) {
+            const int64_t tiles = gates > 0 ? div_up(gates, rows / 2) : div_up(a.n, rows), clusters = least(tiles, a.cuda->clusters[log]);
+            if (clusters < 1) continue;
+            const int64_t turns = div_up(tiles, clusters), bytes = turns * div_up(chunks, 1 << log) * (rows + columns_for(a.tokens));
+            if (bytes * 100 >= least_bytes * 95) continue;
+            least_bytes = bytes;
+            best = {rows, (int)tiles, (int)chunks, (int)div_up(tiles, turns), 1 << log};
+        }
+    return best;
+}
+
+/* Of x, or of what the product in front has left instead. */
+static bool inputs_map(BatchJob &job, int columns)
+{
+    const weft_linear_args &a = job.a;
+    const int64_t stride = 2 * (job.square_rows > 0 ? a.k : a.x_stride);
+    return tensor_map(&job.x, a.x_dtype, job.square_rows > 0 ? job.scaled : a.x, {a.k, a.tokens, 1}, {stride, stride}, {BATCH_K, columns, 1});
 }
 
 template <class T, int N, int END> static bool start(BatchJob &job, void *stream)
 {
     const weft_linear_args &a = job.a;
-    if (!encode(&job.x, a.x_dtype, a.x, a.k, a.tokens, a.x_stride, 1, N)) return false;
-    if (END == END_SILU ? !encode(&job.w, a.w_dtype, a.w, a.k, job.silu.cols, a.w_stride, 2, 64)
-                        : !encode(&job.w, a.w_dtype, a.w, a.k, a.n, a.w_stride, 1, BATCH_ROWS))
+    const int64_t planes = END == END_SILU ? 2 : 1, rows = END == END_SILU ? job.silu.cols : a.n;
+    const BatchCut c = cut(a, END == END_PLAIN || END == END_NORM, END == END_SILU ? job.silu.cols : 0);
+    if (c.clusters < 1) return false;
+    if (!inputs_map(job, N)) return false;
+    if (!tensor_map(&job.w, a.w_dtype, a.w, {a.k, rows, planes}, {2 * a.w_stride, 2 * a.w_stride * (planes > 1 ? rows : 1)}, {BATCH_K, c.rows / planes, planes}))
         return false;
-    job.chunks = (int)div_up(a.k, BATCH_K);
-    job.tiles = (int)(END == END_SILU ? div_up(job.silu.cols, 64) : div_up(a.n, BATCH_ROWS));
-    job.partial = (float4 *)a.cuda->workspace;
-    job.counters = a.cuda->counters;
-    const int blocks = batch_blocks(a.cuda->sms, job.tiles, job.chunks);
-    const size_t shared = sizeof(BatchRoom<N, END>) + 1024;
-    void (*kernel)(const BatchJob) = batch_rows<T, N, END>;
-    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-    launch(kernel, (unsigned)blocks, BATCH_THREADS, shared, stream, job);
-    return true;
+    job.chunks = c.chunks, job.tiles = c.tiles, job.split = c.split;
+    if constexpr (END == END_PLAIN || END == END_NORM)
+        if (c.rows == 64) return launch_batch<T, N, END, 64>(job, c.clusters, stream);
+    return launch_batch<T, N, END, 128>(job, c.clusters, stream);
 }
 
 template <int END> static bool by_tokens(BatchJob &job, void *stream)
@@ -360,8 +313,10 @@ template <int END> static bool by_tokens(BatchJob &job, void *stream)
     auto run = [&](auto tag) {
         using T = decltype(tag);
         if (job.a.tokens <= 8) return start<T, 8, END>(job, stream);
-        return start<T, 16, END>(job, stream);
+        if constexpr (END == END_SILU || END == END_HEADS) return start<T, FEW, END>(job, stream);
+        else return job.a.tokens <= FEW ? start<T, FEW, END>(job, stream) : start<T, 32, END>(job, stream);
     };
+    if (END == END_NORM) return run(bf16());
     return job.a.x_dtype == WEFT_BF16 ? run(bf16()) : run(__half());
 }
 
@@ -379,19 +334,59 @@ static bool heads_fit(BatchJob &job)
     return true;
 }
 
+/* Rows of sums of squares that a product with a norm behind it leaves. */
+static int square_rows(const weft_linear_args &a)
+{
+    const BatchCut c = cut(a, true, 0);
+    return c.tiles * (int)most(c.split * 8 / columns_for(a.tokens), 1);
+}
+
+enum { SQUARES_BYTES = 1 << 20, MOST_SCALED = 1 << 14 /* columns */ };
+
+/* At the end of the workspace: what two products hand on beside their arguments. */
+static char *handed_on(const weft_cuda_context *c) { return c->workspace + ((c->workspace_bytes - SQUARES_BYTES - BATCH_TOKENS * MOST_SCALED * 2) & ~(size_t)255); }
+
 #endif /* WEFT_CUDA_HOPPER */
+
+void batch_clusters(int (&clusters)[BATCH_SPLITS])
+{
+    for (int log = 0; log < BATCH_SPLITS; log++) clusters[log] = 0;
+#ifdef WEFT_CUDA_HOPPER
+    void (*kernel)(const BatchJob) = batch_rows<bf16, 8, END_PLAIN, 128>;
+    for (int log = 0; log < BATCH_SPLITS; log++) {
+        cudaLaunchAttribute cluster = {};
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = 1u << log, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = 1024;
+        config.blockDim = BATCH_THREADS;
+        config.dynamicSmemBytes = BATCH_SHARED;
+        config.attrs = &cluster;
+        config.numAttrs = 1;
+        if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BATCH_SHARED) != cudaSuccess ||
+            cudaOccupancyMaxActiveClusters(&clusters[log], kernel, &config) != cudaSuccess)
+            clusters[log] = 0;
+    }
+    (void)cudaGetLastError();
+#endif
+}
 
 bool batch_fits(const weft_linear_args *a)
 {
-#ifdef WEFT_CUDA_HOPPER
     if (a->x_dtype != a->w_dtype || (a->x_dtype != WEFT_BF16 && a->x_dtype != WEFT_F16) || a->tokens < 2 || a->tokens > BATCH_TOKENS) return false;
     if (!aligned(a->x, 16) || !aligned(a->w, 16) || (a->x_stride | a->w_stride) % 8 != 0 || a->k < 1) return false;
-    if (a->cuda == NULL || div_up(a->n, 64) > COUNTERS || div_up(a->n, 64) * div_up(a->k, BATCH_K) > 1 << 30) return false;
-    int device = 0, major = 0, minor = 0;
-    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess || major != 9 || minor != 0)
-        return false;
-    return (size_t)a->cuda->sms * 2 * BATCH_TOKENS * BATCH_ROWS * sizeof(float) <= a->cuda->workspace_bytes;
+    return a->cuda != NULL && a->cuda->clusters[0] > 0 && div_up(a->n, 64) * div_up(a->k, BATCH_K) <= 1 << 30;
+}
+
+bool batch_norm_fits(const weft_linear_args *first, const weft_rms_norm_args *norm, const weft_linear_args *second)
+{
+#ifdef WEFT_CUDA_HOPPER
+    if (norm->dtype != WEFT_BF16 || norm->gain_dtype != WEFT_BF16 || norm->residual == NULL || norm->rows != first->tokens || norm->cols != first->n) return false;
+    if (first->add || first->y_dtype != WEFT_BF16 || first->x_dtype != WEFT_BF16 || norm->x != first->y || norm->x_stride != first->y_stride) return false;
+    if (second->x != norm->y || second->k != norm->cols || second->tokens != norm->rows || second->x_stride != norm->y_stride || second->x_dtype != WEFT_BF16) return false;
+    if (norm->cols % 128 != 0 || norm->cols > MOST_SCALED || norm->residual_stride % 8 != 0 || norm->y_stride % 8 != 0 || first->y_stride % 2 != 0) return false;
+    if (!aligned(norm->residual, 16) || !aligned(norm->y, 16) || !aligned(norm->gain, 16) || !aligned(first->y, 4)) return false;
+    return first->cuda == second->cuda && first->cuda->workspace_bytes >= 2 * (SQUARES_BYTES + BATCH_TOKENS * MOST_SCALED * 2);
 #else
     return false;
 #endif
@@ -411,15 +406,26 @@ bool batch_product(const weft_linear_args *a, const BatchJoins &joins, void *str
     BatchJob job;
     memset(&job, 0, sizeof job);
     job.a = *a;
+    job.scaled = handed_on(a->cuda);
+    job.squares = (float *)((char *)job.scaled + BATCH_TOKENS * MOST_SCALED * 2);
+    if (joins.norm != NULL) {
+        job.norm = *joins.norm;
+        return by_tokens<END_NORM>(job, stream);
+    }
+    if (joins.front != NULL) {
+        job.norm = *joins.front;
+        job.square_rows = square_rows(*joins.before);
+    }
     if (joins.silu != NULL) {
         job.silu = *joins.silu;
-        if (job.silu.cols % 64 != 0) return false; /* whole tiles */
-        return by_tokens<END_SILU>(job, stream);
+        const int columns = columns_for(a->tokens);
+        if (columns > FEW && inputs_map(job, columns)) return batch_gates(job, columns, stream);
+        return columns <= FEW && by_tokens<END_SILU>(job, stream);
     }
     if (joins.rope == NULL) return by_tokens<END_PLAIN>(job, stream);
     job.rope = *joins.rope;
     if (joins.pages != NULL) job.pages = *joins.pages;
-    return heads_fit(job) && by_tokens<END_HEADS>(job, stream);
+    return a->tokens <= FEW && heads_fit(job) && by_tokens<END_HEADS>(job, stream);
 #else
     return false;
 #endif

@@ -99,17 +99,47 @@ static weft_status launch_fp8(const StepProduct *p, void *stream)
     return launched("linear");
 }
 
+/* The product in front of the norm in front of this one, if those two share the norm; *norm: which. */
+static const StepInstruction *shares_norm(const StepList *list, const StepInstruction *in, const weft_rms_norm_args **norm)
+{
+    const StepInstruction *first = in - 1;
+    *norm = &in->product.norm;
+    if (!is_batch(in) || first < list->list) return NULL;
+    if (!in->product.has_norm) {
+        if (first->kind != STEP_NORM || first == list->list) return NULL;
+        *norm = &first->norm;
+        first--;
+    }
+    if (!is_batch(first) || first->product.pairs != PAIRS_NONE || first->product.input.group != 0) return NULL;
+    return batch_norm_fits(&first->product.linear, *norm, &in->product.linear) ? first : NULL;
+}
+
+/* The norm behind a product that it shares with the next one, or NULL. */
+static const weft_rms_norm_args *norm_behind(const StepList *list, const StepInstruction *in)
+{
+    const weft_rms_norm_args *norm = NULL;
+    for (const StepInstruction *next = in + 1; next <= in + 2 && next < list->list + list->count; next++)
+        if (next->kind == STEP_PRODUCT) return shares_norm(list, next, &norm) == in ? norm : NULL;
+    return NULL;
+}
+
 /* A product, and what joins it. */
 static weft_status launch_product(const StepList *list, const StepInstruction *in, void *stream)
 {
     const StepProduct *p = &in->product;
     if (p->linear.w_dtype == WEFT_F8E4M3) return launch_fp8(p, stream);
     const bool batch = is_batch(in);
-    if (p->has_norm) WEFT_TRY(batch ? norm_before_batch(&p->norm, stream) : weft_rms_norm_cuda(&p->norm, stream));
+    const weft_rms_norm_args *front = NULL;
+    const StepInstruction *before = shares_norm(list, in, &front);
+    if (p->has_norm && before == NULL) WEFT_TRY(batch ? norm_before_batch(&p->norm, stream) : weft_rms_norm_cuda(&p->norm, stream));
     if (p->sum.group != 0) return weft_peer_linear(&list->peers[p->sum.group - 1], &p->linear, stream);
-    const BatchJoins joins = {p->pairs == PAIRS_SILU ? &p->silu : NULL, p->pairs == PAIRS_ROPE ? &p->rope : NULL, p->has_kv ? &p->kv : NULL};
+    BatchJoins joins = {p->pairs == PAIRS_SILU ? &p->silu : NULL, p->pairs == PAIRS_ROPE ? &p->rope : NULL, p->has_kv ? &p->kv : NULL, norm_behind(list, in)};
+    if (before != NULL) joins.front = front, joins.before = &before->product.linear;
     if (batch && batch_product(&p->linear, joins, stream)) return launched("linear");
-    WEFT_TRY(weft_linear_cuda(&p->linear, stream));
+    joins.silu = NULL, joins.rope = NULL, joins.pages = NULL;
+    if (batch && batch_product(&p->linear, joins, stream)) WEFT_TRY(launched("linear"));
+    else if (joins.norm != NULL || before != NULL) return weft_fail(WEFT_CUDA, "linear: no map for the tensor copy engine");
+    else WEFT_TRY(weft_linear_cuda(&p->linear, stream));
     if (p->pairs == PAIRS_SILU) WEFT_TRY(weft_silu_mul_cuda(&p->silu, stream));
     if (p->pairs == PAIRS_ROPE) WEFT_TRY(weft_rope_cuda(&p->rope, stream));
     return p->has_kv ? weft_kv_write_cuda(&p->kv, stream) : WEFT_OK;
@@ -123,9 +153,12 @@ static weft_status launch_alone(const StepList *list, const StepInstruction *in,
     case STEP_ATTENTION: return weft_attention_cuda(&in->attention, stream);
     case STEP_EMBEDDING: return weft_embedding_cuda(&in->embedding, stream);
     case STEP_GATHER: return weft_gather_rows_cuda(&in->gather, stream);
-    case STEP_NORM:
+    case STEP_NORM: {
+        const weft_rms_norm_args *norm = NULL;
+        if (in + 1 < list->list + list->count && in[1].kind == STEP_PRODUCT && !in[1].product.has_norm && shares_norm(list, in + 1, &norm) != NULL) return WEFT_OK;
         if (in + 1 < list->list + list->count && is_batch(in + 1)) return norm_before_batch(&in->norm, stream);
         return weft_rms_norm_cuda(&in->norm, stream);
+    }
     case STEP_SILU: return weft_silu_mul_cuda(&in->silu, stream);
     case STEP_ADD: return weft_add_cuda(&in->add, stream);
     case STEP_ROPE: return weft_rope_cuda(&in->rope, stream);

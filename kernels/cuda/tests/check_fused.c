@@ -198,6 +198,7 @@ static void layers(const shape *s, int number)
         check_values(w[0].v_cache, s->dtype, cache, one);
         check_values(w[1].k_cache, s->dtype, cache, deep);
         check_values(residual, s->dtype, t * s->hidden, deep);
+        if (s->batch && s->w_dtype == s->dtype) check_values(normed, s->dtype, t * s->hidden, deep);
         check_values(projected, s->dtype, t * qkv, deep);
         check_values(attended, s->dtype, t * s->heads * s->dim, deep);
         check_values(both, s->dtype, t * 2 * s->inner, deep);
@@ -242,6 +243,9 @@ void check_fused(void)
         {1, 1, 640, 5, 1, 128, 384, 40, WEFT_BF16, WEFT_F8E4M3, 1, 1, 0, 1, 0},
         {3, 2, 1152, 9, 3, 128, 1000, 90, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, 1, 0},
         {7, 7, 1536, 24, 2, 64, 128, 33, WEFT_BF16, WEFT_F8E4M3, 0, 1, 1, 0, 0},
+        {29, 20, 3072, 24, 8, 128, 2816, 90, WEFT_BF16, WEFT_BF16, 1, 1, 0, 1, 0},
+        {32, 32, 2944, 24, 8, 128, 2952, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, 1, 0},
+        {30, 30, 2944, 24, 4, 128, 2880, 60, WEFT_F16, WEFT_F16, 1, 1, 0, 1, 0},
     };
     for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
         if (!check_skips()) layers(&shapes[i], i);

@@ -61,10 +61,10 @@ void check_linear(void)
                 twin_reset(seed++), linear(&s);
             }
     /* enough weights for those that a batch of requests shares */
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 8; i++) {
         static const weft_dtype batch_types[][2] = {{WEFT_BF16, WEFT_BF16}, {WEFT_F16, WEFT_F16}, {WEFT_BF16, WEFT_F32}, {WEFT_BF16, WEFT_BF16}};
-        const weft_dtype x = batch_types[i][0], y = batch_types[i][1];
-        shape s = {i < 3 ? 3 + 2 * i : 8, i == 3 ? 2112 : 2117, 4136, x, x, y, i > 0, i == 1, 1, 0, i == 2 ? 8 : 0, 0};
+        const weft_dtype x = batch_types[i % 4][0], y = batch_types[i % 4][1];
+        shape s = {i < 3 ? 3 + 2 * i : 8 * (i - 2) + i % 2, i == 3 ? 2112 : 2117, 4136, x, x, y, i % 4 > 0, i % 4 == 1, 1, 0, i % 4 == 2 ? 8 : 0, 0};
         twin_reset(seed++), linear(&s);
     }
     /* enough weights for the kernel that stays on the machine */
