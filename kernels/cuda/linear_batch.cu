@@ -420,7 +420,7 @@ bool batch_product(const weft_linear_args *a, const BatchJoins &joins, void *str
         job.silu = *joins.silu;
         const int columns = columns_for(a->tokens);
         if (columns > FEW && inputs_map(job, columns)) return batch_gates(job, columns, stream);
-        return columns <= FEW && by_tokens<END_SILU>(job, stream);
+        return columns <= FEW && job.silu.cols % 64 == 0 && by_tokens<END_SILU>(job, stream); /* whole tiles */
     }
     if (joins.rope == NULL) return by_tokens<END_PLAIN>(job, stream);
     job.rope = *joins.rope;

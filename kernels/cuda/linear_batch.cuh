@@ -5,7 +5,11 @@
 
 namespace weft {
 
-enum { BATCH_TOKENS = 32, BATCH_SPLITS = 2 /* clusters of 1 and 2 blocks */ };
+enum {
+    BATCH_TOKENS = 32,
+    BATCH_K = 64,    /* columns of w that are fetched at once */
+    BATCH_SPLITS = 2 /* clusters of 1 and 2 blocks */
+};
 
 /* 2 to BATCH_TOKENS tokens, x and w of one 16-bit type in whole 16 bytes, on a Hopper GPU. */
 bool batch_fits(const weft_linear_args *a);

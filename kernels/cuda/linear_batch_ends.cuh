@@ -15,7 +15,6 @@
 namespace weft {
 
 enum {
-    BATCH_K = 64, /* columns of a unit */
     BATCH_SUMMING = 256,                 /* threads; a warp more fetches, and one writes norms */
     BATCH_THREADS = BATCH_SUMMING + 64,
     BATCH_SHARED = 232448,

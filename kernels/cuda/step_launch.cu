@@ -133,7 +133,11 @@ static weft_status launch_product(const StepList *list, const StepInstruction *i
     const StepInstruction *before = shares_norm(list, in, &front);
     if (p->has_norm && before == NULL) WEFT_TRY(batch ? norm_before_batch(&p->norm, stream) : weft_rms_norm_cuda(&p->norm, stream));
     if (p->sum.group != 0) return weft_peer_linear(&list->peers[p->sum.group - 1], &p->linear, stream);
-    BatchJoins joins = {p->pairs == PAIRS_SILU ? &p->silu : NULL, p->pairs == PAIRS_ROPE ? &p->rope : NULL, p->has_kv ? &p->kv : NULL, norm_behind(list, in)};
+    BatchJoins joins = {};
+    if (p->pairs == PAIRS_SILU) joins.silu = &p->silu;
+    if (p->pairs == PAIRS_ROPE) joins.rope = &p->rope;
+    if (p->has_kv) joins.pages = &p->kv;
+    joins.norm = norm_behind(list, in);
     if (before != NULL) joins.front = front, joins.before = &before->product.linear;
     if (batch && batch_product(&p->linear, joins, stream)) return launched("linear");
     joins.silu = NULL, joins.rope = NULL, joins.pages = NULL;

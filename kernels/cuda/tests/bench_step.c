@@ -208,6 +208,7 @@ void bench_step(void)
     step(2, 1, 1024, WEFT_BF16, AS_RUNTIME);
     step(8, 1, 1024, WEFT_BF16, AS_RUNTIME);
     step(16, 1, 1024, WEFT_BF16, AS_RUNTIME);
+    step(32, 1, 1024, WEFT_BF16, LAUNCHES);
     step(32, 1, 1024, WEFT_BF16, AS_RUNTIME);
     step(64, 1, 1024, WEFT_BF16, LAUNCHES);
     step(1, 8192, 8192, WEFT_BF16, LAUNCHES);
