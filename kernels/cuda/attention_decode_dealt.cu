@@ -239,7 +239,9 @@ template <class F> static bool encode(CUtensorMap *map, weft_dtype dtype, const 
 
 template <class T, class F> static bool launch_dealt(const weft_attention_args *a, int64_t groups, void *stream)
 {
-    const int64_t blocks = least(a->cuda->sms, groups), rows = blocks * 2 * F::ROWS;
+    /* As many blocks to each item, if few are left over: a block that changes items falls behind for good while memory is busy. */
+    const int64_t items = a->requests * a->num_kv_heads, even = a->cuda->sms / items * items;
+    const int64_t blocks = least(20 * even >= 19 * a->cuda->sms ? even : a->cuda->sms, groups), rows = blocks * 2 * F::ROWS;
     const size_t shared = sizeof(typename F::Room) + 1024;
     if (shared > (size_t)a->cuda->shared || (size_t)rows * (F::DIM * 4 + sizeof(float2)) + (size_t)blocks * sizeof(Span) > a->cuda->workspace_bytes)
         return false;
