@@ -57,8 +57,9 @@ enum {
 };
 
 enum StepKind { STEP_PRODUCT, STEP_ATTENTION, STEP_EMBEDDING, STEP_GATHER, STEP_NORM, STEP_SILU, STEP_ADD, STEP_ROPE, STEP_KV_WRITE, STEP_SUM, STEP_END };
-/* How a product's input is taken. One token has code of its own: short, and with nothing in local memory. */
-enum StepHow { HOW_ONE, HOW_ANY, HOW_FAR };
+/* How a product's input is taken. One token has code of its own, and so has one that is a sum over two GPUs: short, and with nothing
+ * in local memory. */
+enum StepHow { HOW_ONE, HOW_ONE_SUM, HOW_ANY, HOW_FAR };
 enum StepPairs { PAIRS_NONE, PAIRS_SILU, PAIRS_ROPE };
 
 /* Which sum over two GPUs. */

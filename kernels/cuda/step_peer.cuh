@@ -120,6 +120,16 @@ __device__ static __noinline__ void step_await(const StepGroup &g, unsigned flag
     step_sync();
 }
 
+/* Between looks at packets whose signs have come. */
+__device__ __forceinline__ bool step_given_up(const StepGroup &g, unsigned turn)
+{
+    __nanosleep(100); /* leaves room for those that are on their way */
+    if (turn % PEER_TURNS != 0) return false;
+    volatile unsigned *halt = g.halt; /* step_await has given up; or this is broken: a packet comes no later than its sign */
+    if (turn >> 22 != 0) halt[1] = 1;
+    return halt[0] != 0 || halt[1] != 0;
+}
+
 /* The sums of packs of 8 elements, PACKS at once, behind step_await; index: a pack's first packet. */
 template <class T, int PACKS>
 __device__ __forceinline__ void step_take(const StepGroup &g, unsigned flag, const int (&index)[PACKS], uint4 (&sum)[PACKS])
@@ -145,12 +155,7 @@ __device__ __forceinline__ void step_take(const StepGroup &g, unsigned flag, con
             }
             sum[k] = step_add8<T>(v[0], v[1]);
         }
-        if (here) return;
-        __nanosleep(100); /* leaves room for those that are on their way */
-        if (turn % PEER_TURNS != 0) continue;
-        volatile unsigned *halt = g.halt; /* step_await has given up; or this is broken: a packet comes no later than its sign */
-        if (turn >> 22 != 0) halt[1] = 1;
-        if (halt[0] != 0 || halt[1] != 0) return;
+        if (here || step_given_up(g, turn)) return;
     }
 }
 
@@ -215,6 +220,58 @@ template <class T> __device__ __noinline__ void step_summed(const StepProduct &p
         for (int i = 0; i < STEP_KEPT; i++)
             if (me + i * size < packs) scale(me + i * size, first_gain[i]);
         for (int pack = me + STEP_KEPT * size; pack < packs; pack += size) scale(pack, __ldg(gain + pack));
+    }
+}
+
+/* step_summed of one row of at most STEP_ONE_NORM columns, behind step_await. Neighbouring lanes take neighbouring packets, or the L2 is
+ * asked for twice as many sectors. */
+template <class T> __device__ __forceinline__ void step_one_summed(const StepProduct &p, const StepPlaces &places, const StepGroup &g, unsigned flag)
+{
+    enum { THREADS = STEP_WARPS * 32, QUADS = STEP_ONE_NORM / 4 / THREADS };
+    const weft_rms_norm_args &n = p.norm;
+    const int thread = step_thread(), quads = (int)n.cols / 4;
+    const StepPacks mine = step_mine(quads / 2);
+    const bool sums = n.residual != nullptr, kept = p.kept != 0;
+    const PeerPacket *first = step_box(g, g.own, 0, flag), *second = step_box(g, g.own, 1, flag);
+    uint2 *held = (uint2 *)places.held, v[QUADS], gain[QUADS];
+    for (unsigned turn = 1;; turn++) {
+        uint64_t a[QUADS][2], b[QUADS][2];
+        bool here = true;
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            const int quad = min(thread + i * THREADS, quads - 1);
+            step_peek(first + quad, a[i][0], b[i][0]), step_peek(second + quad, a[i][1], b[i][1]);
+            gain[i] = __ldg((const uint2 *)n.gain + quad);
+        }
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            here = here && step_came(a[i][0], b[i][0], flag) && step_came(a[i][1], b[i][1], flag);
+            v[i] = make_uint2(step_add2<T>((uint32_t)a[i][0], (uint32_t)a[i][1]), step_add2<T>((uint32_t)b[i][0], (uint32_t)b[i][1]));
+        }
+        if (here) break;
+        if (step_given_up(g, turn)) break;
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < QUADS; i++) {
+        const int quad = thread + i * THREADS;
+        if (quad >= quads) continue;
+        if (quad / 2 >= mine.first && quad / 2 < mine.end) ((uint2 *)n.x)[quad] = v[i];
+        if (sums) {
+            const uint2 r = kept ? held[quad] : __ldcg((const uint2 *)n.residual + quad);
+            held[quad] = v[i] = make_uint2(step_add2<T>(v[i].x, r.x), step_add2<T>(v[i].y, r.y));
+        }
+        const float2 x = widen_pair<T>(v[i].x), y = widen_pair<T>(v[i].y);
+        sum += x.x * x.x + x.y * x.y + y.x * y.x + y.y * y.y;
+    }
+    const float factor = rsqrtf(step_block_sum(sum, places.sums) / (float)n.cols + n.eps);
+#pragma unroll
+    for (int i = 0; i < QUADS; i++) {
+        const int quad = thread + i * THREADS;
+        if (quad >= quads) continue;
+        const uint2 w = make_uint2(step_scale2<T>(v[i].x, gain[i].x, factor), step_scale2<T>(v[i].y, gain[i].y, factor));
+        ((uint2 *)places.x)[quad] = w;
+        if (quad / 2 >= mine.first && quad / 2 < mine.end) ((uint2 *)n.y)[quad] = w;
     }
 }
 

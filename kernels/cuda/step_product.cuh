@@ -24,13 +24,15 @@ struct StepPlaces {
 #ifdef WEFT_HOPPER
 
 /* Packs of 8 elements as the 32-bit words they are: arrays of 16-bit values end up in local memory. */
+template <class T> __device__ __forceinline__ uint32_t step_add2(uint32_t a, uint32_t b)
+{
+    const float2 x = widen_pair<T>(a), y = widen_pair<T>(b);
+    return pair<T>(x.x + y.x, x.y + y.y);
+}
 template <class T> __device__ __forceinline__ uint4 step_add8(uint4 a, uint4 b)
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float2 x = widen_pair<T>((&a.x)[i]), y = widen_pair<T>((&b.x)[i]);
-        (&a.x)[i] = pair<T>(x.x + y.x, x.y + y.y);
-    }
+    for (int i = 0; i < 4; i++) (&a.x)[i] = step_add2<T>((&a.x)[i], (&b.x)[i]);
     return a;
 }
 template <class T> __device__ __forceinline__ float step_squares8(uint4 a)
@@ -43,14 +45,26 @@ template <class T> __device__ __forceinline__ float step_squares8(uint4 a)
     }
     return sum;
 }
+template <class T> __device__ __forceinline__ uint32_t step_scale2(uint32_t a, uint32_t gain, float factor)
+{
+    const float2 x = widen_pair<T>(a), g = widen_pair<T>(gain);
+    return pair<T>(x.x * factor * g.x, x.y * factor * g.y);
+}
 template <class T> __device__ __forceinline__ uint4 step_scale8(uint4 a, uint4 gain, float factor)
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float2 x = widen_pair<T>((&a.x)[i]), g = widen_pair<T>((&gain.x)[i]);
-        (&a.x)[i] = pair<T>(x.x * factor * g.x, x.y * factor * g.y);
-    }
+    for (int i = 0; i < 4; i++) (&a.x)[i] = step_scale2<T>((&a.x)[i], (&gain.x)[i], factor);
     return a;
+}
+/* Of all threads that compute; part: 8 floats of shared memory. */
+__device__ __forceinline__ float step_block_sum(float sum, float *part)
+{
+    static_assert(STEP_WARPS == 8, "two times four");
+    sum = warp_sum(sum);
+    if (step_thread() % 32 == 0) part[step_thread() / 32] = sum;
+    step_sync();
+    const float4 a = *(const float4 *)part, b = *(const float4 *)(part + 4);
+    return a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w;
 }
 
 /* Bytes between tokens of the input: whole pieces of w, so that what is behind k can be zeros; with 16-bit
@@ -201,13 +215,7 @@ template <class T> struct StepInput {
             if (sums) v[i] = step_add8<T>(v[i], r[i]);
             sum += step_squares8<T>(v[i]);
         }
-        sum = warp_sum(sum);
-        float *part = places.sums;
-        if (thread % 32 == 0) part[thread / 32] = sum;
-        step_sync();
-        const float4 s0 = *(const float4 *)part, s1 = *(const float4 *)(part + 4);
-        sum = s0.x + s0.y + s0.z + s0.w + s1.x + s1.y + s1.z + s1.w;
-        const float factor = rsqrtf(sum / cols + eps);
+        const float factor = rsqrtf(step_block_sum(sum, places.sums) / cols + eps);
 #pragma unroll
         for (int i = 0; i < STEP_KEPT; i++) {
             const int pack = thread + i * STEP_WARPS * 32;
@@ -456,7 +464,7 @@ __device__ __forceinline__ void step_tiles(const StepProduct &p, const StepRing 
     bool confirmed = false;
     constexpr bool FAR = HOW == HOW_FAR;
     const int thread = step_thread(), warp = thread / 32, lane = thread % 32, g = lane / 4, q = lane % 4;
-    const int tokens = HOW == HOW_ONE ? 1 : (int)p.linear.tokens;
+    const int tokens = HOW == HOW_ONE || HOW == HOW_ONE_SUM ? 1 : (int)p.linear.tokens;
     const int pieces = (2 * (int)p.linear.k + STEP_PIECE - 1) / STEP_PIECE, r = step_lane_row(g);
     const uint32_t x = step_anew(shared_address(places.x)) + min(g, tokens - 1) * step_pitch((int)p.linear.k) + 16 * q;
     const int team = warp % STEP_TEAMS, second = warp / STEP_TEAMS;

@@ -416,8 +416,8 @@ enum { CALM_ATTENTION = 1, CALM = 2 };
 static StepHow how_of(const StepProduct *p)
 {
     if (p->far) return HOW_FAR;
-    if (p->linear.tokens > 1 || p->input.group != 0) return HOW_ANY;
-    return !p->has_norm || (p->norm.cols <= STEP_ONE_NORM && (p->keeps || p->norm.residual == NULL)) ? HOW_ONE : HOW_ANY;
+    if (p->linear.tokens > 1) return HOW_ANY;
+    return !p->has_norm || (p->norm.cols <= STEP_ONE_NORM && (p->keeps || p->norm.residual == NULL)) ? (p->input.group != 0 ? HOW_ONE_SUM : HOW_ONE) : HOW_ANY;
 }
 
 static bool in_twos(const StepProduct *p)

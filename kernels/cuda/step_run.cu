@@ -35,6 +35,10 @@ template <class T, StepHow HOW> __device__ __forceinline__ void step_take(StepFi
     const StepProduct &p = in.product;
     StepInput<T>::template take<HOW>(p, fixed.places, [&] {
         step_enter(fixed, in);
+        if (HOW == HOW_ONE_SUM) {
+            step_await(step_group(fixed, p.input), step_flag(fixed, p.input), (int)p.norm.cols / 4);
+            step_one_summed<T>(p, fixed.places, step_group(fixed, p.input), step_flag(fixed, p.input));
+        }
         if (HOW != HOW_ANY || p.input.group == 0) return;
         step_ahead(in);
         step_summed<T>(p, fixed.places, step_group(fixed, p.input), step_flag(fixed, p.input));
@@ -67,7 +71,7 @@ template <class T, StepHow HOW> __device__ __noinline__ void step_product(StepFi
     step_tiles<T, HOW>(in.product, fixed.ring, place, turn, fixed.places, [&] {
         const StepProduct &p = in.product;
         if (p.has_norm) step_arrived(step_back_shares<T>(p.norm, p.norm.y, p.norm.y_stride), fixed.ring.zero);
-        if (HOW == HOW_ANY && p.input.group != 0) step_arrived(step_back_shares<T>(p.norm, p.norm.x, p.norm.x_stride), fixed.ring.zero);
+        if (HOW != HOW_ONE && HOW != HOW_FAR && p.input.group != 0) step_arrived(step_back_shares<T>(p.norm, p.norm.x, p.norm.x_stride), fixed.ring.zero);
         if (in.puts) step_put<T>(fixed);
     });
     step_leave(fixed, in, place, turn);
@@ -108,6 +112,7 @@ template <class T> __device__ __forceinline__ void step_work(char *memory, int f
                          : "memory");
         if (in.kind != STEP_PRODUCT) step_other<T>(fixed, in);
         else if (in.product.how == HOW_ONE) step_product<T, HOW_ONE>(fixed, in);
+        else if (in.product.how == HOW_ONE_SUM) step_product<T, HOW_ONE_SUM>(fixed, in);
         else if (in.product.how == HOW_ANY) step_product<T, HOW_ANY>(fixed, in);
         else step_product<T, HOW_FAR>(fixed, in);
         asm volatile("cp.async.wait_all;" ::: "memory");
