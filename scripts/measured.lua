@@ -10,7 +10,7 @@ return {
   machine = "h200",
   steps = {
     { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 1, context = 1024, ms = "3.87", by = "weft bench" },
-    { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 8, context = 1024, ms = "5.52", by = "weft bench" },
+    { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 8, context = 1024, ms = "4.63", by = "gpu-bench-kernels" },
     { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 32, context = 1024, ms = "5.86", by = "weft bench" },
     { model = llama, dtype = "fp8", flags = "-tp 1", batch = 1, context = 1024, ms = "2.36", by = "weft bench" },
     { model = llama, dtype = "bfloat16", flags = "-tp 2", batch = 1, context = 1024, ms = "2.34", by = "weft bench" },

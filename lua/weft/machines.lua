@@ -32,7 +32,7 @@ local us = 1e-6
 
 local profiles = {
   -- Measured on one and two H200 (device copy 4.31 TB/s; bf16 product of 8192^3 784 TFLOP/s, fp8 1156 with
-  -- blocks; an all-reduce of 64 MB at 276 GB/s). Small products take 3 to 5 us beyond their bytes, experts 28 us for 57 MB and 165 us for 404; scripts/bench.md
+  -- blocks; an all-reduce of 64 MB at 276 GB/s). In a step products take 2 to 4 us beyond their bytes, experts alone 21 us for 57 MB and 124 us for 404; scripts/bench.md
   -- has these figures, scripts/predict.lua what they make of whole steps. Small sums and gathers go over peer memory,
   -- as far as a rank waits for 128 KB; the rest is NCCL's. What a rank more adds, and reduce_scatter and all_to_all,
   -- are published with NVIDIA AIConfigurator.
@@ -41,7 +41,7 @@ local profiles = {
     share = { product = { float32 = 1, bfloat16 = 1, float16 = 1, float8_e4m3 = 0.9 }, attention = 0.95, experts = 0.59 },
     flops = { float32 = 5.0e13, bfloat16 = 7.84e14, float16 = 7.84e14, float8_e4m3 = 1.156e15 },
     link = 2.8e11, domain = 8, outer = { link = 4.5e10, latency = 15 * us },
-    latency = { product = 4 * us, attention = 6.5 * us, experts = 6 * us, kernel = 1.7 * us, step = 20 * us },
+    latency = { product = 3 * us, attention = 5.5 * us, experts = 5 * us, kernel = 1 * us, step = 20 * us },
     collective = {
       all_reduce = { 2.3 * us, 0.17 * us }, all_gather = { 2.3 * us, 0.17 * us },
       reduce_scatter = { 6.0 * us, 1.2 * us }, all_to_all = { 7.5 * us, 0 },
