@@ -184,7 +184,7 @@ template <class T> __device__ __noinline__ bool step_attend_few(StepFixed &fixed
         for (int c = 0; c < DIM / 32; c++) kf[j][c] = read16(k + (8 * j + g) * DIM + 32 * c + 8 * q, some && 8 * j + g < min(left, old));
     if (some) step_values<DIM>(values, v, 0, min(left, old), left);
     const T *query = (const T *)a.q + (int64_t)(first_head + g) * DIM + 8 * q;
-    const int stride = p.rows * (TWOS + 2); /* packets of a part: for each row its values, and its statistics for each of two warps */
+    const int stride = (int)min((int64_t)a.group_size, (int64_t)a.num_heads) * (TWOS + 2); /* packets of a part: for each row its values, and its statistics for each of two warps */
     uint4 *packets = fixed.program.packets + (head * in.parts) * stride;
     T *out = (T *)a.out + (int64_t)first_head * DIM;
     const float scale = a.scale * log2_e;

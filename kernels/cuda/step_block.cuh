@@ -100,7 +100,7 @@ template <class T> __device__ __forceinline__ void step_put(const StepFixed &fix
 __device__ __forceinline__ void step_enter(StepFixed &fixed, const StepInstruction &in)
 {
     const int at = *(volatile int *)&fixed.at[step_thread() / 32];
-    if (step_thread() == 0) step_set_in_flight(&fixed.in_flight, in.calm);
+    if (step_thread() == 0) step_set_in_flight(&fixed.in_flight, min(in.calm, fixed.program.in_flight));
     if (in.wait) step_wait(fixed);
     if (at > 0) step_barrier_wait(fixed.ring.done, (at - 1) & 1, fixed.ring);
     barrier_arrive(fixed.ring.entered); /* not before: the warp that finishes would go on, and could end the next phase of `done` */

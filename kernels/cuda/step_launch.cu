@@ -251,9 +251,10 @@ static weft_status launch_together(weft_fused *r, bool *done)
         program.num_streams++;
         widen_needs(&program, list.needs_of(&in->product));
     }
+    const size_t other = (size_t)program.x_bytes + (size_t)program.held_bytes + (size_t)program.cos_sin_bytes + (size_t)program.sums_bytes;
+    if (other + 2 * STEP_TEAMS * STEP_PIECE_BYTES > step_room()) return WEFT_OK; /* fewer places, and nothing may be on its way (step_feed.cuh) */
     r->num_ready += made;
     r->num_streams += program.num_streams;
-    const size_t other = (size_t)program.x_bytes + (size_t)program.held_bytes + (size_t)program.cos_sin_bytes + (size_t)program.sums_bytes;
     program.places = (int)least((int64_t)((step_room() - other) / STEP_PIECE_BYTES), STEP_MOST_PLACES);
     program.in_flight = (int)least(IN_FLIGHT, program.places - (2 * STEP_TEAMS - 1));
     step_launch(program, list.blocks, list.dtype, r->stream);

@@ -423,7 +423,7 @@ static StepHow how_of(const StepProduct *p)
 static bool in_twos(const StepProduct *p)
 {
     if (p->linear.tokens != 1 || p->linear.n % 2 != 0 || !aligned(p->linear.y, 4)) return false;
-    return (p->pairs != PAIRS_SILU || aligned(p->silu.y, 4)) && (!p->has_kv || (aligned(p->kv.k_cache, 4) && aligned(p->kv.v_cache, 4)));
+    return (p->pairs != PAIRS_SILU || aligned(p->silu.y, 4)) && (!p->has_kv || (p->kv.head_dim_v % 2 == 0 && aligned(p->kv.k_cache, 4) && aligned(p->kv.v_cache, 4)));
 }
 
 /* An instruction that only waits, and perhaps writes the residual sum that is held. */
