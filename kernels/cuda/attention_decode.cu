@@ -59,23 +59,11 @@ template <class T, int NT, int DIM> struct ByCluster {
         for (int i = part + splits * threadIdx.x; i < p.rows * twos; i += splits * DEC_THREADS) {
             const int row = i / twos, two = i % twos;
             float2 stats[CLUSTER_SPLITS], values[CLUSTER_SPLITS];
-            float max = minus_inf(), sum = 0.0f;
 #pragma unroll
             for (int s = 0; s < CLUSTER_SPLITS; s++)
                 if (s < splits) stats[s] = shown_by(&shown.stats[row], s), values[s] = shown_by(&shown.values[row][two], s);
                 else stats[s] = make_float2(minus_inf(), 0.0f), values[s] = make_float2(0.0f, 0.0f);
-#pragma unroll
-            for (int s = 0; s < CLUSTER_SPLITS; s++) max = fmaxf(max, stats[s].x);
-            const float base = max == minus_inf() ? 0.0f : max;
-            float2 y = make_float2(0.0f, 0.0f);
-#pragma unroll
-            for (int s = 0; s < CLUSTER_SPLITS; s++) {
-                const float weight = exp2f(stats[s].x - base);
-                sum += weight * stats[s].y, y.x += weight * values[s].x, y.y += weight * values[s].y;
-            }
-            const float by = sum == 0.0f ? 0.0f : 1.0f / sum;
-            (void)put<T>(a, p, row, 2 * two, y.x * by, y.y * by, *this);
-            if (two == 0) (void)put_lse(a, p, row, max, sum, *this);
+            (void)put_joined<T>(a, p, row, 2 * two, stats, values, *this);
         }
         cluster_sync(); /* no block ends while others read it */
     }

@@ -234,6 +234,27 @@ template <class Join> __device__ __forceinline__ uint32_t put_lse(const weft_att
     return join.back(to);
 }
 
+/* Dims d and d + 1 of a row from its sums in N parts; parts that are not there have (-inf, 0). With d = 0 the row's lse too. */
+template <class T, int N, class Join>
+__device__ __forceinline__ uint32_t put_joined(const weft_attention_args &a, const Place &p, int row, int d, const float2 (&stats)[N], const float2 (&values)[N], const Join &join)
+{
+    float max = minus_inf(), sum = 0.0f;
+#pragma unroll
+    for (int s = 0; s < N; s++) max = fmaxf(max, stats[s].x);
+    const float base = max == minus_inf() ? 0.0f : max;
+    float2 y = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int s = 0; s < N; s++) {
+        const float weight = exp2f(stats[s].x - base);
+        sum += weight * stats[s].y, y.x += weight * values[s].x, y.y += weight * values[s].y;
+    }
+    const float by = sum == 0.0f ? 0.0f : 1.0f / sum;
+    uint32_t of_lse = 0;
+    const uint32_t of_out = put<T>(a, p, row, d, y.x * by, y.y * by, join);
+    if (d == 0) of_lse = put_lse(a, p, row, max, sum, join);
+    return of_out | of_lse;
+}
+
 /* All warps that attend: the block, or its first 8 warps where others do something else. */
 template <int WARPS> __device__ __forceinline__ void sync_warps()
 {

@@ -51,21 +51,7 @@ template <class T> struct StepJoin {
                 stats[s] = s < splits ? __ldcg(stats_at + s * 8 + row) : make_float2(minus_inf(), 0.0f);
                 values[s] = s < splits ? __ldcg((const float2 *)&partial[(s * 8 + row) * a.head_dim_v + d]) : make_float2(0.0f, 0.0f);
             }
-            float max = minus_inf(), sum = 0.0f;
-#pragma unroll
-            for (int s = 0; s < FEW; s++) max = fmaxf(max, stats[s].x);
-            const float base = max == minus_inf() ? 0.0f : max;
-            float2 y = make_float2(0.0f, 0.0f);
-#pragma unroll
-            for (int s = 0; s < FEW; s++) {
-                const float weight = exp2f(stats[s].x - base);
-                sum += weight * stats[s].y, y.x += weight * values[s].x, y.y += weight * values[s].y;
-            }
-            const float by = sum == 0.0f ? 0.0f : 1.0f / sum;
-            uint32_t of_lse = 0;
-            const uint32_t of_out = put<T>(a, p, row, d, y.x * by, y.y * by, *this);
-            if (d == 0) of_lse = put_lse(a, p, row, max, sum, *this);
-            arrived(of_out | of_lse);
+            arrived(put_joined<T>(a, p, row, d, stats, values, *this));
         }
     }
     template <class To> __device__ __forceinline__ uint32_t back(const To *to) const { return step_back(to); }
