@@ -431,7 +431,6 @@ static bool append_wait(StepInstruction *to, int *made, int room, bool puts)
 {
     if (*made == room) return false;
     memset(&to[*made], 0, sizeof *to);
-    if (*made > 0) to[*made - 1].arrive = 1;
     to[*made].kind = STEP_END, to[*made].wait = 1, to[*made].puts = puts, to[*made].calm = CALM;
     (*made)++;
     return true;
@@ -459,7 +458,6 @@ int StepList::arrange(StepInstruction *to, int room) const
         const bool early = product && in.product.sum.group != 0 && order.taken[in.product.sum.group - 1];
         in.wait = early || since.before(next);
         if (in.wait) {
-            if (made > 0) to[made - 1].arrive = 1;
             since.clear();
             order.wait();
             in.puts = late.writes.count > 0 && product;
@@ -476,6 +474,7 @@ int StepList::arrange(StepInstruction *to, int room) const
     }
     const bool pending = late.writes.count > 0, uncounted = num_groups > 0 && !order.waited;
     if ((pending || uncounted) && !append_wait(to, &made, room, pending)) return -1;
+    for (int i = 0; i + 1 < made; i++) to[i].arrive = to[i + 1].wait;
     return made;
 }
 
