@@ -60,7 +60,8 @@ typedef struct weft_cuda_choose_args {
 } weft_cuda_choose_args;
 weft_status weft_cuda_choose(const weft_cuda_choose_args *args, void *stream);
 
-/* A record that came by mail, where the kernels of a step read it. Ids[t] of it below zero become chosen[-1 - ids[t]]. */
+/* A record that came by mail, where the kernels of a step read it. Ids[t] of it below zero become chosen[-1 - ids[t]].
+ * Pairs (i, v) of it from word changes_at on are table[i] = v, but not where i < 0. */
 typedef struct weft_cuda_arrive_args {
     weft_cuda_mail mail;
     void *record;          /* 16-byte aligned, rounded up to 16 bytes like its part of the mail */
@@ -68,6 +69,9 @@ typedef struct weft_cuda_arrive_args {
     int64_t ids_at;        /* where its ids begin, in 4-byte words */
     const int32_t *chosen; /* (rows) */
     int64_t tokens, rows;
+    int32_t *table;        /* (table_words); not in the record's bytes */
+    int64_t table_words;
+    int64_t changes_at, changes; /* a multiple of 4, and how many pairs; 0: no table */
 } weft_cuda_arrive_args;
 weft_status weft_cuda_arrive(const weft_cuda_arrive_args *args, void *stream);
 

@@ -28,7 +28,7 @@ function jobs.churn(engine, _, count)
     submitted = submitted + 1
     state = submitted * 7919
     local ids = {}
-    for i = 1, 1 + random(60) do ids[i] = random(engine.vocab_size) end
+    for i = 1, 1 + random(submitted % 9 == 0 and 360 or 60) do ids[i] = random(engine.vocab_size) end -- some have tables that stay on the GPU
     engine:submit { prompt_ids = ids, max_tokens = 1 + random(60), ignore_eos = true, temperature = submitted % 3 == 0 and 0.8 or 0,
       seed = submitted, on_finish = function(request)
         local mine = request.number
@@ -150,7 +150,7 @@ end
 -- A thousand steps: memory stays, and graphs draw what eager mode draws.
 local function join_and_leave()
   local function churn(eager)
-    return runtime.launch({ model = folder .. "/demo_llama", device = "cuda", dtype = "float32", cache_tokens = 4096, eager = eager },
+    return runtime.launch({ model = folder .. "/demo_llama", device = "cuda", dtype = "float32", cache_tokens = 8192, eager = eager },
       "gpu_check", "churn", 200)
   end
   local graphs, eager = churn(), churn(true)

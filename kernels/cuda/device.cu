@@ -133,6 +133,10 @@ __global__ void __launch_bounds__(DEVICE_THREADS) arrive(const weft_cuda_arrive_
             const int64_t t = i * 4 + k - a.ids_at, row = -1 - (int64_t)v[k];
             if (t >= 0 && t < a.tokens && row >= 0 && row < a.rows) v[k] = a.chosen[row];
         }
+        const int64_t pair = i * 2 - a.changes_at / 2;
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            if (pair + k >= 0 && pair + k < a.changes && v[2 * k] >= 0 && v[2 * k] < a.table_words) a.table[v[2 * k]] = v[2 * k + 1];
         *(int4 *)((char *)a.record + i * 16) = make_int4(v[0], v[1], v[2], v[3]);
     }
     mail_done(a.mail, call);

@@ -82,6 +82,7 @@ typedef struct weft_step {
     char *payload;            /* (payload_bytes) */
     int uploaded;             /* `device` holds this record's arrays */
     size_t mailed;            /* bytes that lie in the mail and arrive with weft_step_arrive; 0: they were copied */
+    int64_t table_changes, changes_at; /* pairs of the mail that are new in the table, and from which word on; 0: the table is part of the record */
     weft_step_arrays device;
 } weft_step;
 

@@ -149,6 +149,7 @@ static void destroy_rank(weft_object *object)
     weft_cuda_release(rank->cuda);
     WEFT_RELEASE(rank->memory);
     weft_world_release(rank->world);
+    free(rank->known_table.words);
     free(rank->record);
     free(rank);
 }

@@ -64,6 +64,14 @@ weft_status weft_world_settle(weft_rank *rank, weft_outcome *out);
 /* A rank's thread ends behind a failure: nobody can settle any more. */
 void weft_world_leave(weft_world *world);
 
+/* A step's block table as it lies on the rank's GPU (cache/step_device.c). */
+typedef struct weft_known_table {
+    int32_t *words; /* (requests, stride) */
+    int64_t capacity, requests, stride;
+    const void *where; /* there; NULL: nothing is known */
+    unsigned arrivals; /* of records, before the one that brought it up to this */
+} weft_known_table;
+
 /* What one rank owns. Made on the rank's own thread. */
 struct weft_rank {
     weft_object object;
@@ -75,6 +83,7 @@ struct weft_rank {
     weft_cuda *cuda;            /* NULL: this rank computes on its CPU pool */
     weft_arena *arena;          /* of device_memory */
     weft_tensor *step_buffer;   /* a step's arrays on the GPU (cache/step_device.c); NULL at first */
+    weft_known_table known_table;
     uint64_t step;       /* number of steps begun: for messages and faults */
     weft_group *everyone; /* all ranks, in order */
     struct weft_group_list *groups; /* found by (type, world_size) */

@@ -99,6 +99,7 @@ weft_status weft_cuda_pace(weft_cuda *cuda);
 /* ---- mail: what goes to the GPU and comes back with a step, without calls of its own (kernels/weft_cuda_device.h) ---- */
 
 size_t weft_cuda_record_room(const weft_cuda *cuda); /* bytes of a record that may go by mail */
+unsigned weft_cuda_record_calls(const weft_cuda *cuda); /* of weft_cuda_arrive so far, those in graphs that were launched too */
 size_t weft_cuda_token_room(const weft_cuda *cuda); /* bytes of the tokens of a step that may come by mail */
 /* Where the host writes the next record, once the one that lay there has arrived. */
 weft_status weft_cuda_record_slot(weft_cuda *cuda, void **slot);

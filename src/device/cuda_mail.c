@@ -76,6 +76,8 @@ static weft_status wait_for(weft_cuda *cuda, const weft__mailbox *box, unsigned 
 
 size_t weft_cuda_record_room(const weft_cuda *cuda) { return cuda->records.mail.part_bytes; }
 
+unsigned weft_cuda_record_calls(const weft_cuda *cuda) { return cuda->records.calls; }
+
 size_t weft_cuda_token_room(const weft_cuda *cuda) { return cuda->tokens.mail.part_bytes; }
 
 weft_status weft_cuda_record_slot(weft_cuda *cuda, void **slot)

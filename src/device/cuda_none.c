@@ -50,6 +50,7 @@ weft_status weft_cuda_follow(weft_cuda *cuda, const weft_cuda *other, int mark) 
 weft_status weft_cuda_outgoing(weft_cuda *cuda, size_t bytes, void **out) { return none(); }
 weft_status weft_cuda_send(weft_cuda *cuda, void *dst, size_t bytes) { return none(); }
 size_t weft_cuda_record_room(const weft_cuda *cuda) { return 0; }
+unsigned weft_cuda_record_calls(const weft_cuda *cuda) { return 0; }
 size_t weft_cuda_token_room(const weft_cuda *cuda) { return 0; }
 weft_status weft_cuda_record_slot(weft_cuda *cuda, void **slot) { return none(); }
 weft_status weft_cuda_tokens(weft_cuda *cuda, const int32_t **ids) { return none(); }
