@@ -8,7 +8,7 @@
 
 namespace weft {
 
-enum { SAMPLE_THREADS = 512, MAX_PARTS = 32, PART_LEAST = 4096 };
+enum { SAMPLE_THREADS = 512, MAX_PARTS = 32 /* of a row: a warp takes the best of them */, PART_LEAST = 4096 };
 
 struct Best {
     float value;
@@ -23,13 +23,19 @@ __device__ __forceinline__ Best better(Best a, Best b)
     return a.id < b.id ? a : b;
 }
 
-__device__ static Best block_best(Best b)
+__device__ __forceinline__ Best warp_best(Best b)
 {
-    __shared__ Best part[SAMPLE_THREADS / 32];
     for (int d = 16; d > 0; d /= 2) {
         Best other = {__shfl_xor_sync(~0u, b.value, d), __shfl_xor_sync(~0u, b.id, d)};
         b = better(b, other);
     }
+    return b;
+}
+
+__device__ static Best block_best(Best b)
+{
+    __shared__ Best part[SAMPLE_THREADS / 32];
+    b = warp_best(b);
     __syncthreads();
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = b;
     __syncthreads();
@@ -63,7 +69,7 @@ __device__ static Best part_best(const weft_sample_args &a, int64_t row, int beg
     const float *logits = a.logits + row * a.logits_stride;
     const float temperature = a.temperature[row];
     Best best = {minus_inf(), -1};
-#pragma unroll 4
+#pragma unroll 8
     for (int i = begin + threadIdx.x; i < end; i += SAMPLE_THREADS) {
         const float x = logits[i];
         if (x > best.value) best = {x, i};
@@ -107,13 +113,15 @@ __global__ void __launch_bounds__(SAMPLE_THREADS) sample(const weft_sample_args 
         last = atomicAdd(&counters[row], 1) == gridDim.x - 1;
     }
     __syncthreads();
-    if (!last || threadIdx.x != 0) return;
+    if (!last || threadIdx.x >= MAX_PARTS) return;
     __threadfence();
     best = {minus_inf(), -1};
-    for (int p = 0; p < (int)gridDim.x; p++) {
-        const volatile Best *from = &parts[row * MAX_PARTS + p];
-        best = better(best, Best{from->value, from->id});
+    if (threadIdx.x < gridDim.x) { /* all on their way at once */
+        const volatile Best *from = &parts[row * MAX_PARTS + threadIdx.x];
+        best = {from->value, from->id};
     }
+    best = warp_best(best);
+    if (threadIdx.x != 0) return;
     counters[row] = 0;
     put(a, row, best);
 }
