@@ -90,9 +90,12 @@ __global__ void finish_logits(const weft_cuda_finish_args a)
 /* The last block of a call counts it and tells the host. What other blocks did to the part comes before. */
 __device__ static void mail_done(const weft_cuda_mail &mail, unsigned call)
 {
-    __threadfence_system();
     __syncthreads();
-    if (threadIdx.x != 0 || atomicInc(mail.counter + 1, gridDim.x - 1) != gridDim.x - 1) return;
+    if (threadIdx.x != 0) return;
+    if (gridDim.x > 1) {
+        __threadfence_system(); /* of what its block did */
+        if (atomicInc(mail.counter + 1, gridDim.x - 1) != gridDim.x - 1) return;
+    }
     *(volatile unsigned *)mail.counter = call + 1;
     __threadfence_system();
     *(volatile unsigned *)mail.done = call + 1;
