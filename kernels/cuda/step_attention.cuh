@@ -92,31 +92,28 @@ template <class T> __device__ __noinline__ void step_attention(StepFixed &fixed,
     if (padding) __threadfence();
 }
 
-/* Keys of one warp and one thread's places in what comes of them. */
-struct StepPart {
-    int rows, splits, part, key, end, low, high;
-    int64_t row; /* of the warp's keys; -1: it has none */
-};
-
-/* The part of this block, from what the host has written. False where a part has more than a tile of keys for each warp. */
-__device__ __forceinline__ bool step_part(const weft_attention_args &a, const StepInstruction &in, StepPart &p, int &head, int &first_head)
+/* The part of this block, from what the host has written; what depends on the keys' place alone, and so serves every layer of a
+ * step. By all lanes of a warp. */
+template <class T> __device__ __noinline__ void step_find_part(const weft_attention_args &a, int parts, StepPart &to)
 {
     const KeyRange keys = keys_of(a, 0);
-    int low, high;
-    visible(a, keys, 0, low, high);
-    const int from = low / KEYS * KEYS, step = KEYS * STEP_WARPS, warp = step_thread() / 32;
-    p.low = low, p.high = high;
-    p.splits = max(1, (high - from + step - 1) / step);
-    if (p.splits > in.parts) return false;
-    p.part = blockIdx.x % in.parts, head = blockIdx.x / in.parts;
-    p.rows = head < a.num_kv_heads && p.part < p.splits ? heads_of(a, head, first_head) : 0;
-    p.key = from + p.part * step + warp * KEYS, p.end = min(high, from + (p.part + 1) * step);
+    StepPart p;
+    visible(a, keys, 0, p.low, p.high);
+    const int from = p.low / KEYS * KEYS, step = KEYS * STEP_WARPS, warp = step_thread() / 32;
+    p.splits = max(1, (p.high - from + step - 1) / step);
+    p.part = blockIdx.x % parts, p.head = blockIdx.x / parts, p.first_head = 0;
+    p.rows = p.head < a.num_kv_heads && p.part < p.splits ? heads_of(a, p.head, p.first_head) : 0;
+    p.key = from + p.part * step + warp * KEYS;
+    p.left = min(p.high, from + (p.part + 1) * step) - p.key;
+    p.old = min(p.left, page_local_len(a.pages, keys.first_position) - p.key);
     p.row = -1;
-    if (p.rows <= 0 || p.key >= p.end) return true;
-    Walk walk;
-    walk.begin(a, 0, p.key, step);
-    p.row = walk.row(a, head, 0);
-    return true;
+    if (p.splits <= parts && p.rows > 0 && p.left > 0) {
+        Walk walk;
+        walk.begin(a, 0, p.key, step);
+        p.row = walk.row(a, p.head, 0);
+    }
+    if (threadIdx.x % 32 == 0) to = p;
+    __syncwarp();
 }
 
 /* 16 bytes of a warp's values in shared memory: of key `row`, in an order in which lanes do not meet in banks. */
@@ -147,6 +144,41 @@ __device__ __forceinline__ bool step_came(const uint4 *from, float2 &v, unsigned
     return p.y == flag && p.w == flag;
 }
 
+/* Into one pair of values of a row (stats and y: what this part has) what the other parts have sent, AT_ONCE of them on their way at once. */
+template <int AT_ONCE> __device__ __forceinline__ void step_join(const StepFixed &fixed, const StepPart &p, const uint4 *packet, int stride, int two, unsigned flag, float2 &stats, float2 &y)
+{
+    const int another = p.part == 0 ? p.splits - 1 : 0; /* looked at instead of the own one: one branch less */
+    for (int first = 0; first < p.splits; first += AT_ONCE) {
+        float2 of_stats[AT_ONCE], values[AT_ONCE];
+        uint64_t since = 0;
+        for (int turn = 1;; turn++) {
+            bool here = true;
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; n++) {
+                int part = min(first + n, p.splits - 1);
+                if (part == p.part) part = another;
+                here &= step_came(packet + part * stride + STEP_HEAD_DIM / 2 + two / 32, of_stats[n], flag);
+                here &= step_came(packet + part * stride + two, values[n], flag);
+            }
+            if (here) break;
+            if (turn % (1 << 12) == 0) since = step_waited(since, fixed.program.patience);
+        }
+        float max = stats.x;
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) {
+            if (first + n >= p.splits || first + n == p.part) of_stats[n] = make_float2(minus_inf(), 0.0f), values[n] = make_float2(0.0f, 0.0f);
+            max = fmaxf(max, of_stats[n].x);
+        }
+        const float base = max == minus_inf() ? 0.0f : max, kept = exp2f(stats.x - base);
+        stats = make_float2(max, stats.y * kept), y.x *= kept, y.y *= kept;
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) {
+            const float by = exp2f(of_stats[n].x - base);
+            stats.y += by * of_stats[n].y, y.x += by * values[n].x, y.y += by * values[n].y;
+        }
+    }
+}
+
 /* Attention of one token with 128 dims, by parts of up to 16 keys a warp. Everybody waits for it, so it is short, and the
  * parts of a KV head give one another their sums in packets that say themselves when they are there. False: nothing is done. */
 template <class T> __device__ __noinline__ bool step_attend_few(StepFixed &fixed, const StepInstruction &in)
@@ -155,35 +187,29 @@ template <class T> __device__ __noinline__ bool step_attend_few(StepFixed &fixed
     const weft_attention_args &a = in.attention;
     Joined<DIM, 1, STEP_WARPS> &s = *(Joined<DIM, 1, STEP_WARPS> *)fixed.places.x;
     const int thread = step_thread(), lane = thread % 32, g = lane / 4, q = lane % 4;
-    StepPart p;
-    int head, first_head = 0;
-    if (!step_part(a, in, p, head, first_head)) return false;
-    const int left = p.end - p.key, old = page_local_len(a.pages, keys_of(a, 0).first_position) - p.key; /* keys that the step does not write */
+    const StepPart &p = fixed.parts[thread / 32];
+    if (!in.again) step_find_part<T>(a, in.parts, fixed.parts[thread / 32]);
+    if (p.splits > in.parts) return false; /* more than a tile of keys for each warp */
     const bool some = p.row >= 0;
+    const int left = p.left, old = p.old; /* keys, and of those the ones that the step does not write */
     const T *k = (const T *)a.k + p.row * DIM, *v = (const T *)a.v + p.row * DIM;
-    const uint32_t values = shared_address(&s.out[step_thread() / 32]); /* where the warp's sums go later */
+    const uint32_t values = shared_address(&s.out[thread / 32]); /* where the warp's sums go later */
     /* Keys into registers, values into shared memory: those of before ahead of the wait, the new ones behind it. */
     uint4 kf[2][DIM / 32];
 #pragma unroll
     for (int j = 0; j < 2; j++)
 #pragma unroll
-        for (int c = 0; c < DIM / 32; c++) kf[j][c] = read16(k + (8 * j + g) * DIM + 32 * c + 8 * q, some && 8 * j + g < min(left, old));
-    if (some) step_values<DIM>(values, v, 0, min(left, old), left);
-    const T *query = (const T *)a.q + (int64_t)(first_head + g) * DIM + 8 * q;
-    const int stride = (int)min((int64_t)a.group_size, (int64_t)a.num_heads) * (TWOS + 2); /* packets of a part: for each row its values, and its statistics for each of two warps */
-    uint4 *packets = fixed.program.packets + (head * in.parts) * stride;
-    T *out = (T *)a.out + (int64_t)first_head * DIM;
-    const float scale = a.scale * log2_e;
+        for (int c = 0; c < DIM / 32; c++) kf[j][c] = read16(k + (8 * j + g) * DIM + 32 * c + 8 * q, some && 8 * j + g < old);
+    if (some) step_values<DIM>(values, v, 0, old, left);
     step_enter(fixed, in);
     if (p.rows <= 0) return true;
-    const unsigned flag = (unsigned)fixed.target;
     Rows<DIM, 1> own;
 #pragma unroll
     for (int e = 0; e < 2; e++) own.max[0][e] = minus_inf(), own.sum[0][e] = 0.0f, own.low[0][e] = p.low, own.high[0][e] = p.high;
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++) own.out[0][i][0] = own.out[0][i][1] = own.out[0][i][2] = own.out[0][i][3] = 0.0f;
     if (some) {
-        uint4 vf[DIM / 64][4];
+        const T *query = (const T *)a.q + (int64_t)(p.first_head + g) * DIM + 8 * q;
         float scores[1][4];
 #pragma unroll
         for (int c = 0; c < DIM / 32; c++) own.q[0][c] = g < p.rows ? __ldcg((const uint4 *)(query + 32 * c)) : make_uint4(0, 0, 0, 0);
@@ -195,19 +221,24 @@ template <class T> __device__ __noinline__ bool step_attend_few(StepFixed &fixed
                     if (8 * j + g >= old && 8 * j + g < left) kf[j][c] = __ldcg((const uint4 *)(k + (8 * j + g) * DIM + 32 * c + 8 * q));
             step_values<DIM>(values, v, max(old, 0), left, KEYS);
         }
+        score<T, DIM, 1>(scores, own, kf);
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncwarp();
+        uint4 vf[DIM / 64][4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
             for (int h = 0; h < DIM / 64; h++) vf[h][i] = step_read(step_value(values, 2 * q + (i & 1) + (i & 2) * 4, 8 * h + g));
-        score<T, DIM, 1>(scores, own, kf);
-        weigh<T, DIM, 1>(own, scores, vf, p.key + g, p.key + g + 8, p.key < p.low || p.key + KEYS > p.high, scale);
+        weigh<T, DIM, 1>(own, scores, vf, p.key + g, p.key + g + 8, p.key < p.low || p.key + KEYS > p.high, a.scale * log2_e);
     }
     step_sync(); /* the values of a warp lie where its sums will */
     put_warp(s, own, p.rows, thread / 32);
     step_sync();
     /* Of the rows' values each warp has 32 pairs, one of the parts puts them together, and the others send it theirs. */
+    const int stride = (int)min((int64_t)a.group_size, (int64_t)a.num_heads) * (TWOS + 2); /* packets of a part: for each row its values, and its statistics for each of two warps */
+    uint4 *packets = fixed.program.packets + (p.head * in.parts) * stride;
+    T *out = (T *)a.out + (int64_t)p.first_head * DIM;
+    const unsigned flag = (unsigned)fixed.target;
     const int puts = thread / 32 % min(p.splits, (int)STEP_WARPS);
     for (int i = thread; i < p.rows * TWOS; i += STEP_THREADS) {
         const int row = i / TWOS, two = i % TWOS;
@@ -219,39 +250,11 @@ template <class T> __device__ __noinline__ bool step_attend_few(StepFixed &fixed
             if (two % 32 == 0) step_send(packet + p.part * stride + TWOS + two / 32, stats.x, stats.y, flag);
             continue;
         }
-        const int another = p.part == 0 ? p.splits - 1 : 0; /* looked at instead of the own one: one branch less */
-        for (int first = 0; first < p.splits && p.splits > 1; first += STEP_AT_ONCE) {
-            float2 of_stats[STEP_AT_ONCE], values[STEP_AT_ONCE];
-            uint64_t since = 0;
-            for (int turn = 1;; turn++) {
-                bool here = true;
-#pragma unroll
-                for (int n = 0; n < STEP_AT_ONCE; n++) {
-                    int part = min(first + n, p.splits - 1);
-                    if (part == p.part) part = another;
-                    here &= step_came(packet + part * stride + TWOS + two / 32, of_stats[n], flag);
-                    here &= step_came(packet + part * stride + two, values[n], flag);
-                }
-                if (here) break;
-                if (turn % (1 << 12) == 0) since = step_waited(since, fixed.program.patience);
-            }
-            float max = stats.x;
-#pragma unroll
-            for (int n = 0; n < STEP_AT_ONCE; n++) {
-                if (first + n >= p.splits || first + n == p.part) of_stats[n] = make_float2(minus_inf(), 0.0f), values[n] = make_float2(0.0f, 0.0f);
-                max = fmaxf(max, of_stats[n].x);
-            }
-            const float base = max == minus_inf() ? 0.0f : max, kept = exp2f(stats.x - base);
-            stats = make_float2(max, stats.y * kept), y.x *= kept, y.y *= kept;
-#pragma unroll
-            for (int n = 0; n < STEP_AT_ONCE; n++) {
-                const float by = exp2f(of_stats[n].x - base);
-                stats.y += by * of_stats[n].y, y.x += by * values[n].x, y.y += by * values[n].y;
-            }
-        }
+        if (p.splits > STEP_AT_ONCE) step_join<2 * STEP_AT_ONCE>(fixed, p, packet, stride, two, flag, stats, y);
+        else if (p.splits > 1) step_join<STEP_AT_ONCE>(fixed, p, packet, stride, two, flag, stats, y);
         const float by = stats.y == 0.0f ? 0.0f : __fdividef(1.0f, stats.y);
         uint32_t back = step_exchange(out + row * DIM + 2 * two, pair<T>(y.x * by, y.y * by));
-        if (two == 0 && a.lse != nullptr) back |= step_exchange(a.lse + first_head + row, __float_as_uint(stats.y == 0.0f ? minus_inf() : (stats.x + log2f(stats.y)) * ln_2));
+        if (two == 0 && a.lse != nullptr) back |= step_exchange(a.lse + p.first_head + row, __float_as_uint(stats.y == 0.0f ? minus_inf() : (stats.x + log2f(stats.y)) * ln_2));
         step_arrived(back, fixed.ring.zero);
     }
     return true;

@@ -9,6 +9,15 @@ enum { STEP_LISTED = 3 };
 enum { STEP_WORDS = (int)(sizeof(StepInstruction) / 8), STEP_THREADS = STEP_WARPS * 32 };
 static_assert(sizeof(StepInstruction) % 8 == 0 && STEP_WORDS <= STEP_THREADS, "instructions are copied in words, one a thread");
 
+/* Keys of a warp in a decode attention, and what becomes of them. */
+struct StepPart {
+    int head, first_head, rows; /* KV head, its first query head and how many */
+    int splits, part;           /* parts of the head's keys; this block's */
+    int low, high;              /* keys that the token sees */
+    int key, left, old;         /* the warp's first key, how many, and how many of those are of earlier steps */
+    int64_t row;                /* of the first key in the cache; -1: the warp has none */
+};
+
 /* What every block keeps behind its ring. What lives from one instruction to the next is here, and the
  * parts of the kernel are functions that are not inlined: with this much shared memory there is hardly an
  * L1 left, so a register that the compiler keeps in local memory costs a way to the L2. */
@@ -19,6 +28,7 @@ struct StepFixed {
     StepProgram program;
     StepRing ring;
     StepPlaces places;
+    StepPart parts[STEP_WARPS]; /* of the attention before (`again`) */
     StepPlace place;           /* of the ring, where the next product begins */
     int turn;                  /* tiles so far */
     int in_flight;             /* pieces on their way at once */

@@ -439,6 +439,17 @@ static bool append_wait(StepInstruction *to, int *made, int room, bool puts)
 /* Copies the list to `to` with waits put in; the number of instructions, or -1 when they do not fit. A product without a norm
  * writes the residual sum that is held since one before, behind its wait and beside its first tile, where nobody waits
  * for it; if the sum is read or another one held sooner, an instruction of its own. */
+/* Whether two attentions have their parts of the keys in common. */
+static bool same_parts(const StepInstruction &x, const StepInstruction &y)
+{
+    const weft_attention_args &a = x.attention, &b = y.attention;
+    const weft_page_layout &p = a.pages, &q = b.pages;
+    return x.parts == y.parts && x.row_tiles == y.row_tiles && a.query_start_loc == b.query_start_loc && a.seq_lens == b.seq_lens && p.block_table == q.block_table &&
+           p.block_table_stride == q.block_table_stride && p.page_size == q.page_size && p.context_size == q.context_size && p.context_rank == q.context_rank &&
+           p.interleave == q.interleave && a.num_heads == b.num_heads && a.num_kv_heads == b.num_kv_heads && a.group_size == b.group_size &&
+           a.first_head == b.first_head && a.first_kv_head == b.first_kv_head && a.keys == b.keys && a.causal == b.causal && a.window == b.window;
+}
+
 int StepList::arrange(StepInstruction *to, int room) const
 {
     StepTraffic since, next, late;
@@ -474,7 +485,13 @@ int StepList::arrange(StepInstruction *to, int room) const
     }
     const bool pending = late.writes.count > 0, uncounted = num_groups > 0 && !order.waited;
     if ((pending || uncounted) && !append_wait(to, &made, room, pending)) return -1;
-    for (int i = 0; i + 1 < made; i++) to[i].arrive = to[i + 1].wait;
+    const StepInstruction *few = NULL; /* the last one */
+    for (int i = 0; i < made; i++) {
+        to[i].arrive = i + 1 < made && to[i + 1].wait;
+        if (to[i].kind != STEP_ATTENTION || !to[i].few) continue;
+        to[i].again = few != NULL && same_parts(*few, to[i]);
+        few = &to[i];
+    }
     return made;
 }
 
