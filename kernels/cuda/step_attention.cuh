@@ -136,10 +136,14 @@ __device__ __forceinline__ void step_send(uint4 *to, float x, float y, unsigned 
 {
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(__float_as_uint(x)), "r"(flag), "r"(__float_as_uint(y)) : "memory");
 }
-__device__ __forceinline__ bool step_came(const uint4 *from, float2 &v, unsigned flag)
+/* asked 0: nothing is expected, and v stays. */
+__device__ __forceinline__ bool step_came(const uint4 *from, float2 &v, unsigned flag, int asked)
 {
-    uint4 p;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(p.x), "=r"(p.y), "=r"(p.z), "=r"(p.w) : "l"(from) : "memory");
+    uint4 p = make_uint4(__float_as_uint(v.x), flag, __float_as_uint(v.y), flag);
+    asm volatile("{ .reg .pred q; setp.ne.s32 q, %5, 0; @q ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "+r"(p.x), "+r"(p.y), "+r"(p.z), "+r"(p.w)
+                 : "l"(from), "r"(asked)
+                 : "memory");
     v = make_float2(__uint_as_float(p.x), __uint_as_float(p.z));
     return p.y == flag && p.w == flag;
 }
@@ -147,7 +151,6 @@ __device__ __forceinline__ bool step_came(const uint4 *from, float2 &v, unsigned
 /* Into one pair of values of a row (stats and y: what this part has) what the other parts have sent, AT_ONCE of them on their way at once. */
 template <int AT_ONCE> __device__ __forceinline__ void step_join(const StepFixed &fixed, const StepPart &p, const uint4 *packet, int stride, int two, unsigned flag, float2 &stats, float2 &y)
 {
-    const int another = p.part == 0 ? p.splits - 1 : 0; /* looked at instead of the own one: one branch less */
     for (int first = 0; first < p.splits; first += AT_ONCE) {
         float2 of_stats[AT_ONCE], values[AT_ONCE];
         uint64_t since = 0;
@@ -155,20 +158,17 @@ template <int AT_ONCE> __device__ __forceinline__ void step_join(const StepFixed
             bool here = true;
 #pragma unroll
             for (int n = 0; n < AT_ONCE; n++) {
-                int part = min(first + n, p.splits - 1);
-                if (part == p.part) part = another;
-                here &= step_came(packet + part * stride + STEP_HEAD_DIM / 2 + two / 32, of_stats[n], flag);
-                here &= step_came(packet + part * stride + two, values[n], flag);
+                const int part = first + n, asked = part < p.splits && part != p.part;
+                of_stats[n] = make_float2(minus_inf(), 0.0f), values[n] = make_float2(0.0f, 0.0f);
+                here &= step_came(packet + part * stride + STEP_HEAD_DIM / 2 + two / 32, of_stats[n], flag, asked);
+                here &= step_came(packet + part * stride + two, values[n], flag, asked);
             }
             if (here) break;
             if (turn % (1 << 12) == 0) since = step_waited(since, fixed.program.patience);
         }
         float max = stats.x;
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; n++) {
-            if (first + n >= p.splits || first + n == p.part) of_stats[n] = make_float2(minus_inf(), 0.0f), values[n] = make_float2(0.0f, 0.0f);
-            max = fmaxf(max, of_stats[n].x);
-        }
+        for (int n = 0; n < AT_ONCE; n++) max = fmaxf(max, of_stats[n].x);
         const float base = max == minus_inf() ? 0.0f : max, kept = exp2f(stats.x - base);
         stats = make_float2(max, stats.y * kept), y.x *= kept, y.y *= kept;
 #pragma unroll
