@@ -41,7 +41,6 @@ namespace weft {
 enum {
     STEP_TOKENS = 8,         /* most tokens of a product: the columns of a tile */
     STEP_HEAD_DIM = 128,     /* largest of attention */
-    STEP_AT_ONCE = 8,        /* parts of attention whose packets a thread takes at once, or twice as many */
     STEP_SHARED = 227 << 10, /* shared memory of a block */
     STEP_WARPS = 8,          /* that compute; one more feeds them, another finishes their tiles */
     STEP_PACKETS = 1 << 16,  /* between parts of attention: a megabyte */

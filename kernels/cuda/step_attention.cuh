@@ -136,60 +136,87 @@ __device__ __forceinline__ void step_send(uint4 *to, float x, float y, unsigned 
 {
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(__float_as_uint(x)), "r"(flag), "r"(__float_as_uint(y)) : "memory");
 }
-/* asked 0: nothing is expected, and v stays. */
-__device__ __forceinline__ bool step_came(const uint4 *from, float2 &v, unsigned flag, int asked)
+__device__ __forceinline__ bool step_came(const uint4 *from, float2 &v, unsigned flag)
 {
-    uint4 p = make_uint4(__float_as_uint(v.x), flag, __float_as_uint(v.y), flag);
-    asm volatile("{ .reg .pred q; setp.ne.s32 q, %5, 0; @q ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-                 : "+r"(p.x), "+r"(p.y), "+r"(p.z), "+r"(p.w)
-                 : "l"(from), "r"(asked)
-                 : "memory");
+    uint4 p;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(p.x), "=r"(p.y), "=r"(p.z), "=r"(p.w) : "l"(from) : "memory");
     v = make_float2(__uint_as_float(p.x), __uint_as_float(p.z));
     return p.y == flag && p.w == flag;
 }
 
-/* Into one pair of values of a row (stats and y: what this part has) what the other parts have sent, AT_ONCE of them on their way at once. */
-template <int AT_ONCE> __device__ __forceinline__ void step_join(const StepFixed &fixed, const StepPart &p, const uint4 *packet, int stride, int two, unsigned flag, float2 &stats, float2 &y)
+/* What the parts of a KV head have of 32 pairs of values, a pair a lane: statistics of its row, then the pair. Pairs are those
+ * that this block puts together: shares w of 32, w % min(splits, warps) == part, of every STEP_THREADS pairs. */
+struct StepMeeting {
+    int shares, turns; /* of this block; times that STEP_THREADS pairs go into all rows */
+    __device__ __forceinline__ StepMeeting(const StepPart &p)
+    {
+        const int apart = min(p.splits, (int)STEP_WARPS);
+        shares = p.part < apart ? (STEP_WARPS - 1 - p.part) / apart + 1 : 0, turns = (p.rows * (STEP_HEAD_DIM / 2) + STEP_THREADS - 1) / STEP_THREADS;
+    }
+    /* The same for all blocks: by the most rows that a KV head may have. */
+    __device__ __forceinline__ static bool has_room(const weft_attention_args &a, int splits)
+    {
+        const int turns = ((int)min((int64_t)a.group_size, (int64_t)a.num_heads) * (STEP_HEAD_DIM / 2) + STEP_THREADS - 1) / STEP_THREADS;
+        const int apart = min(splits, (int)STEP_WARPS), shares = (STEP_WARPS - 1) / apart + 1;
+        return turns * shares * splits * 32 * (int)sizeof(float4) <= (int)sizeof(Joined<STEP_HEAD_DIM, 1, STEP_WARPS>::out);
+    }
+    /* The first pair of place n. */
+    __device__ __forceinline__ static int pair_of(const StepPart &p, int n, int shares)
+    {
+        return n / shares * STEP_THREADS + (p.part + n % shares * min(p.splits, (int)STEP_WARPS)) * 32;
+    }
+};
+
+/* The packets of the other parts into shared memory, where a place has 32 numbers of each part; a warp for each. */
+__device__ __forceinline__ void step_collect(const StepFixed &fixed, const StepPart &p, const StepMeeting &m, float4 *meet, const uint4 *packets, int stride, unsigned flag)
 {
-    for (int first = 0; first < p.splits; first += AT_ONCE) {
-        float2 of_stats[AT_ONCE], values[AT_ONCE];
+    const int lane = step_thread() % 32, count = m.shares * m.turns * p.splits;
+    for (int n = step_thread() / 32; n < count; n += STEP_WARPS) {
+        const int part = n % p.splits, i = StepMeeting::pair_of(p, n / p.splits, m.shares) + lane, row = i / (STEP_HEAD_DIM / 2), two = i % (STEP_HEAD_DIM / 2);
+        if (part == p.part || row >= p.rows) continue;
+        const uint4 *from = packets + part * stride + row * (STEP_HEAD_DIM / 2 + 2);
+        float2 stats, y;
         uint64_t since = 0;
-        for (int turn = 1;; turn++) {
-            bool here = true;
-#pragma unroll
-            for (int n = 0; n < AT_ONCE; n++) {
-                const int part = first + n, asked = part < p.splits && part != p.part;
-                of_stats[n] = make_float2(minus_inf(), 0.0f), values[n] = make_float2(0.0f, 0.0f);
-                here &= step_came(packet + part * stride + STEP_HEAD_DIM / 2 + two / 32, of_stats[n], flag, asked);
-                here &= step_came(packet + part * stride + two, values[n], flag, asked);
-            }
-            if (here) break;
+        for (int turn = 1; !(step_came(from + STEP_HEAD_DIM / 2 + two / 32, stats, flag) & step_came(from + two, y, flag)); turn++)
             if (turn % (1 << 12) == 0) since = step_waited(since, fixed.program.patience);
-        }
-        float max = stats.x;
+        meet[n * 32 + lane] = make_float4(stats.x, stats.y, y.x, y.y);
+    }
+}
+
+/* The sum of the parts of one pair, which lie 32 apart. */
+__device__ __forceinline__ float4 step_joined(const float4 *meet, int splits)
+{
+    enum { AT_ONCE = 8 };
+    float4 all = make_float4(minus_inf(), 0.0f, 0.0f, 0.0f);
+    for (int first = 0; first < splits; first += AT_ONCE) {
+        float4 v[AT_ONCE];
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; n++) max = fmaxf(max, of_stats[n].x);
-        const float base = max == minus_inf() ? 0.0f : max, kept = exp2f(stats.x - base);
-        stats = make_float2(max, stats.y * kept), y.x *= kept, y.y *= kept;
+        for (int n = 0; n < AT_ONCE; n++) v[n] = first + n < splits ? meet[(first + n) * 32] : make_float4(minus_inf(), 0.0f, 0.0f, 0.0f);
+        float max = all.x;
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) max = fmaxf(max, v[n].x);
+        const float base = max == minus_inf() ? 0.0f : max, kept = exp2f(all.x - base);
+        all = make_float4(max, all.y * kept, all.z * kept, all.w * kept);
 #pragma unroll
         for (int n = 0; n < AT_ONCE; n++) {
-            const float by = exp2f(of_stats[n].x - base);
-            stats.y += by * of_stats[n].y, y.x += by * values[n].x, y.y += by * values[n].y;
+            const float by = exp2f(v[n].x - base);
+            all.y += by * v[n].y, all.z += by * v[n].z, all.w += by * v[n].w;
         }
     }
+    return all;
 }
 
 /* Attention of one token with 128 dims, by parts of up to 16 keys a warp. Everybody waits for it, so it is short, and the
  * parts of a KV head give one another their sums in packets that say themselves when they are there. False: nothing is done. */
 template <class T> __device__ __noinline__ bool step_attend_few(StepFixed &fixed, const StepInstruction &in)
 {
-    constexpr int DIM = STEP_HEAD_DIM, TWOS = DIM / 2;
+    constexpr int DIM = STEP_HEAD_DIM, TWOS = DIM / 2, MOST_TURNS = 8 * TWOS / STEP_THREADS;
     const weft_attention_args &a = in.attention;
     Joined<DIM, 1, STEP_WARPS> &s = *(Joined<DIM, 1, STEP_WARPS> *)fixed.places.x;
     const int thread = step_thread(), lane = thread % 32, g = lane / 4, q = lane % 4;
     const StepPart &p = fixed.parts[thread / 32];
     if (!in.again) step_find_part<T>(a, in.parts, fixed.parts[thread / 32]);
-    if (p.splits > in.parts) return false; /* more than a tile of keys for each warp */
+    if (p.splits > in.parts || !StepMeeting::has_room(a, p.splits)) return false; /* more than a tile of keys for each warp */
     const bool some = p.row >= 0;
     const int left = p.left, old = p.old; /* keys, and of those the ones that the step does not write */
     const T *k = (const T *)a.k + p.row * DIM, *v = (const T *)a.v + p.row * DIM;
@@ -237,24 +264,37 @@ template <class T> __device__ __noinline__ bool step_attend_few(StepFixed &fixed
     /* Of the rows' values each warp has 32 pairs, one of the parts puts them together, and the others send it theirs. */
     const int stride = (int)min((int64_t)a.group_size, (int64_t)a.num_heads) * (TWOS + 2); /* packets of a part: for each row its values, and its statistics for each of two warps */
     uint4 *packets = fixed.program.packets + (p.head * in.parts) * stride;
-    T *out = (T *)a.out + (int64_t)p.first_head * DIM;
     const unsigned flag = (unsigned)fixed.target;
-    const int puts = thread / 32 % min(p.splits, (int)STEP_WARPS);
-    for (int i = thread; i < p.rows * TWOS; i += STEP_THREADS) {
-        const int row = i / TWOS, two = i % TWOS;
+    const StepMeeting m(p);
+    const bool puts = thread / 32 % min(p.splits, (int)STEP_WARPS) == p.part;
+    float4 mine[MOST_TURNS] = {}; /* of this part, where the block puts them together */
+#pragma unroll
+    for (int turn = 0; turn < MOST_TURNS; turn++) {
+        const int i = thread + turn * STEP_THREADS, row = i / TWOS, two = i % TWOS;
+        if (row >= p.rows) continue;
         float weight[STEP_WARPS];
-        float2 stats = row_stats(s, row, weight), y = row_values(s, row, 2 * two, weight);
-        uint4 *packet = packets + row * (TWOS + 2);
-        if (p.part != puts) {
-            step_send(packet + p.part * stride + two, y.x, y.y, flag);
-            if (two % 32 == 0) step_send(packet + p.part * stride + TWOS + two / 32, stats.x, stats.y, flag);
-            continue;
-        }
-        if (p.splits > STEP_AT_ONCE) step_join<2 * STEP_AT_ONCE>(fixed, p, packet, stride, two, flag, stats, y);
-        else if (p.splits > 1) step_join<STEP_AT_ONCE>(fixed, p, packet, stride, two, flag, stats, y);
-        const float by = stats.y == 0.0f ? 0.0f : __fdividef(1.0f, stats.y);
-        uint32_t back = step_exchange(out + row * DIM + 2 * two, pair<T>(y.x * by, y.y * by));
-        if (two == 0 && a.lse != nullptr) back |= step_exchange(a.lse + p.first_head + row, __float_as_uint(stats.y == 0.0f ? minus_inf() : (stats.x + log2f(stats.y)) * ln_2));
+        const float2 stats = row_stats(s, row, weight), y = row_values(s, row, 2 * two, weight);
+        mine[turn] = make_float4(stats.x, stats.y, y.x, y.y);
+        if (puts) continue;
+        uint4 *packet = packets + p.part * stride + row * (TWOS + 2);
+        step_send(packet + two, y.x, y.y, flag);
+        if (two % 32 == 0) step_send(packet + TWOS + two / 32, stats.x, stats.y, flag);
+    }
+    if (m.shares == 0) return true;
+    float4 *meet = (float4 *)&s.out;
+    step_sync(); /* what the warps had is read */
+    if (puts)
+#pragma unroll
+        for (int turn = 0; turn < MOST_TURNS; turn++) meet[((turn * m.shares + thread / 32 / min(p.splits, (int)STEP_WARPS)) * p.splits + p.part) * 32 + lane] = mine[turn];
+    step_collect(fixed, p, m, meet, packets, stride, flag);
+    step_sync();
+    for (int n = thread / 32; n < m.shares * m.turns; n += STEP_WARPS) {
+        const int i = StepMeeting::pair_of(p, n, m.shares) + lane, row = i / TWOS, two = i % TWOS;
+        if (row >= p.rows) continue;
+        const float4 all = step_joined(meet + n * p.splits * 32 + lane, p.splits);
+        const float by = all.y == 0.0f ? 0.0f : __fdividef(1.0f, all.y);
+        uint32_t back = step_exchange((T *)a.out + (int64_t)(p.first_head + row) * DIM + 2 * two, pair<T>(all.z * by, all.w * by));
+        if (two == 0 && a.lse != nullptr) back |= step_exchange(a.lse + p.first_head + row, __float_as_uint(all.y == 0.0f ? minus_inf() : (all.x + log2f(all.y)) * ln_2));
         step_arrived(back, fixed.ring.zero);
     }
     return true;
