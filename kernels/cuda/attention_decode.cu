@@ -13,7 +13,7 @@
 
 namespace weft {
 
-enum { CLUSTER_SPLITS = 16, SHORT_KEYS = 512 };
+enum { CLUSTER_SPLITS = 16, SHORT_KEYS = 512, WIDE_WARPS = 6 };
 
 /* What a block of a cluster shows to the others: the sums of its split. */
 template <int R, int DIM> struct Shown {
@@ -72,15 +72,15 @@ template <class T, int NT, int DIM> struct ByCluster {
 };
 
 /* CLUSTER: the blocks of an item, split.splits neighbours, are a cluster. */
-template <class T, int DIM, int NT, bool CLUSTER>
-__global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const weft_attention_args a, const Split split)
+template <class T, int DIM, int NT, bool CLUSTER, int WARPS = DEC_WARPS>
+__global__ void __launch_bounds__(WARPS * 32, NT == 1 ? 12 / WARPS : 2) decode(const weft_attention_args a, const Split split)
 {
-    __shared__ Joined<DIM, NT, DEC_WARPS> warps;
+    __shared__ Joined<DIM, NT, WARPS> warps;
     const int tile = CLUSTER ? blockIdx.x / split.splits : blockIdx.x % split.row_tiles;
     const int part = CLUSTER ? blockIdx.x % split.splits : blockIdx.x / split.row_tiles, kv_head = blockIdx.y, r = blockIdx.z;
     if (r == a.requests) { /* one block more, for the tokens behind the last request */
         dependency_wait();
-        if (blockIdx.x == 0 && kv_head == 0) clear_padding(a, 0, 1, threadIdx.x, DEC_THREADS);
+        if (blockIdx.x == 0 && kv_head == 0) clear_padding(a, 0, 1, threadIdx.x, WARPS * 32);
         return;
     }
     /* Before the wait come lengths and tables, which are the host's, and keys of earlier steps: the kernels in front that may
@@ -89,11 +89,11 @@ __global__ void __launch_bounds__(DEC_THREADS, NT == 1 ? 3 : 2) decode(const wef
     if constexpr (CLUSTER) {
         using Join = ByCluster<T, NT, DIM>;
         __shared__ typename Join::Shared shared;
-        attend_split<T, DIM, NT, DEC_WARPS>(a, split, tile, part, kv_head, r, warps, true, enter, Join{a, shared});
+        attend_split<T, DIM, NT, WARPS>(a, split, tile, part, kv_head, r, warps, true, enter, Join{a, shared});
     } else {
-        using Join = ByLast<T, NT, DEC_WARPS>;
+        using Join = ByLast<T, NT, WARPS>;
         __shared__ typename Join::Shared shared;
-        attend_split<T, DIM, NT, DEC_WARPS>(a, split, tile, part, kv_head, r, warps, true, enter, Join{a, split, shared});
+        attend_split<T, DIM, NT, WARPS>(a, split, tile, part, kv_head, r, warps, true, enter, Join{a, split, shared});
     }
 }
 
@@ -118,6 +118,14 @@ static int splits_for(const weft_attention_args *a, int64_t items, int64_t seq_l
     return splits_that_fill(items, places, limit);
 }
 
+/* Items that need not be cut: two blocks of 6 warps on each multiprocessor, which together have as many keys on their way as three of 4. */
+static bool wide_blocks_fill(const weft_attention_args *a, int64_t items)
+{
+    if (a->cuda == NULL) return false;
+    const int64_t places = 2 * a->cuda->sms, turns = div_up(items, places);
+    return 20 * items >= 19 * turns * places;
+}
+
 template <class T, int DIM, int NT> static void launch_decode(const weft_attention_args *a, int64_t query_len, int64_t seq_len, void *stream)
 {
     Split split = {};
@@ -131,6 +139,13 @@ template <class T, int DIM, int NT> static void launch_decode(const weft_attenti
         const dim3 grid((unsigned)(split.row_tiles * split.splits), (unsigned)a->num_kv_heads, (unsigned)a->requests + 1);
         if (launch_cluster(decode<T, DIM, NT, true>, grid, DEC_THREADS, split.splits, stream, *a, split)) return;
     }
+    const dim3 whole((unsigned)split.row_tiles, (unsigned)a->num_kv_heads, (unsigned)a->requests + 1);
+    if constexpr (NT == 1)
+        if (wide_blocks_fill(a, items)) {
+            split.splits = 1;
+            launch(decode<T, DIM, NT, false, WIDE_WARPS>, whole, WIDE_WARPS * 32, 0, stream, *a, split);
+            return;
+        }
     split.splits = splits_for(a, items, seq_len, 8 * NT, NT == 1 ? 3 : 2);
     if (a->cuda != NULL) {
         split.counters = a->cuda->counters;

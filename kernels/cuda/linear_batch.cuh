@@ -35,6 +35,9 @@ bool batch_product(const weft_linear_args *a, const BatchJoins &joins, void *str
 /* How many clusters of each size are on the GPU at once. */
 void batch_clusters(int (&clusters)[BATCH_SPLITS]);
 
+/* weft_rope_cuda and weft_kv_write_cuda in one kernel, behind a product of q, k and v side by side. False where they are not of that form: nothing is launched then. */
+bool rope_into_pages(const weft_rope_args *a, const weft_kv_write_args *p, void *stream);
+
 /* weft_rms_norm_cuda in front of a batch_product, which then begins to fetch while this runs. */
 weft_status norm_before_batch(const weft_rms_norm_args *a, void *stream);
 

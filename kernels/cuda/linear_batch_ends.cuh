@@ -81,37 +81,45 @@ struct Four {
     __device__ __forceinline__ int token() const { return 8 * j + lane / 4; } /* of pairs that are turned */
 };
 
+/* What is rare is apart from what is not: kernels of a step take turns, and what a block does at its end comes from the L2 or beyond, a line
+ * of instructions after another. */
+template <class T> __device__ __noinline__ void batch_write_any(const weft_linear_args &a, int token, int64_t row, float4 v)
+{
+    for (int i = 0; i < 4; i++) {
+        const int t = token + i % 2;
+        const int64_t n = row + i / 2 * 8;
+        if (t >= a.tokens || n >= a.n) continue;
+        float y = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+        if (a.add) y += load(a.y, a.y_dtype, t * a.y_stride + n);
+        store(a.y, a.y_dtype, t * a.y_stride + n, y);
+    }
+}
+static __device__ __noinline__ float4 batch_biased(const weft_linear_args &a, int64_t n, float4 v)
+{
+    const float low = n < a.n ? load(a.bias, a.bias_dtype, n) : 0.0f, high = n + 8 < a.n ? load(a.bias, a.bias_dtype, n + 8) : 0.0f;
+    return make_float4(v.x + low, v.y + low, v.z + high, v.w + high);
+}
+
 /* v: rows row + g and row + 8 + g. */
 template <class T> __device__ __forceinline__ void batch_write(const weft_linear_args &a, const Four &f, int64_t row, float4 v)
 {
     const int g = f.lane / 4, q = f.lane % 4;
     const bool pairs = a.y_dtype == a.x_dtype && !a.add && (a.y_stride | a.n) % 2 == 0 && (uintptr_t)a.y % 4 == 0;
+    if (!pairs) {
+        batch_write_any<T>(a, 8 * f.j + 2 * q, row + g, v);
+        return;
+    }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float v0 = h == 0 ? v.x : v.z, v1 = h == 0 ? v.y : v.w;
-        if (pairs) {
-            const uint32_t two = turned(pair<T>(v0, v1));
-            const int64_t n = row + 8 * h + 2 * q;
-            if (f.token() < a.tokens && n < a.n) *(uint32_t *)((T *)a.y + f.token() * a.y_stride + n) = two;
-            continue;
-        }
-        const int64_t n = row + 8 * h + g;
-        for (int e = 0; e < 2; e++) {
-            const int t = 8 * f.j + 2 * q + e;
-            if (t >= a.tokens || n >= a.n) continue;
-            float y = e == 0 ? v0 : v1;
-            if (a.add) y += load(a.y, a.y_dtype, t * a.y_stride + n);
-            store(a.y, a.y_dtype, t * a.y_stride + n, y);
-        }
+        const uint32_t two = turned(h == 0 ? pair<T>(v.x, v.y) : pair<T>(v.z, v.w));
+        const int64_t n = row + 8 * h + 2 * q;
+        if (f.token() < a.tokens && n < a.n) *(uint32_t *)((T *)a.y + f.token() * a.y_stride + n) = two;
     }
 }
 
 __device__ __forceinline__ float4 batch_bias(const weft_linear_args &a, const Four &f, int64_t row, float4 v)
 {
-    if (a.bias == nullptr) return v;
-    const int64_t n = row + f.lane / 4;
-    const float low = n < a.n ? load(a.bias, a.bias_dtype, n) : 0.0f, high = n + 8 < a.n ? load(a.bias, a.bias_dtype, n + 8) : 0.0f;
-    return make_float4(v.x + low, v.y + low, v.z + high, v.w + high);
+    return a.bias == nullptr ? v : batch_biased(a, row + f.lane / 4, v);
 }
 
 /* mate: of the other side, with the same rows among the gates. Each ends 8 of 16 rows. */
@@ -216,23 +224,37 @@ template <int N, int END, class Room> __device__ __forceinline__ void batch_plac
     named_sync(1, BATCH_SUMMING);
 }
 
-/* The norm in front, for those who read it later: this block's rows of it. One warp. */
+/* The norm in front, for those who read it later: this block's share of it, a part of a row if there are more blocks than rows. One
+ * warp, which asks for much at once: while memory is busy every answer takes long, and the kernel does not end before. */
 template <class T> __device__ __forceinline__ void batch_normed(const BatchJob &job, int columns)
 {
+    enum { AT_ONCE = 4 };
     const weft_rms_norm_args &a = job.norm;
-    const int lane = threadIdx.x % 32;
-    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-        float sum = 0.0f;
-        for (int i = lane; i < job.square_rows; i += 32) sum += __ldcg(&job.squares[i * columns + row]);
-        const float factor = 1.0f / sqrtf(warp_sum(sum) / (float)a.cols + a.eps);
+    const int lane = threadIdx.x % 32, packs = (int)a.cols / 8, parts = max(1, (int)(gridDim.x / a.rows));
+    for (int64_t i = blockIdx.x; i < a.rows * parts; i += gridDim.x) {
+        const int64_t row = i / parts;
+        const int step = 32 * parts, first = (int)(i % parts) * 32 + lane;
         const Pack<T, 8> *r = (const Pack<T, 8> *)((const T *)a.residual + row * a.residual_stride), *gain = (const Pack<T, 8> *)a.gain;
         Pack<T, 8> *y = (Pack<T, 8> *)((T *)a.y + row * a.y_stride);
-#pragma unroll 4
-        for (int i = lane; i < a.cols / 8; i += 32) {
-            Pack<T, 8> p = r[i], g = gain[i];
+        float factor = 0.0f;
+        for (int at = first; at - lane < packs; at += AT_ONCE * step) {
+            Pack<T, 8> p[AT_ONCE], g[AT_ONCE];
 #pragma unroll
-            for (int e = 0; e < 8; e++) p.v[e] = narrow<T>(widen(p.v[e]) * factor * widen(g.v[e]));
-            y[i] = p;
+            for (int j = 0; j < AT_ONCE; j++)
+                if (at + j * step < packs) p[j] = r[at + j * step], g[j] = gain[at + j * step];
+            if (at == first) {
+                float sum = 0.0f;
+#pragma unroll 4
+                for (int s = lane; s < job.square_rows; s += 32) sum += __ldcg(&job.squares[s * columns + row]);
+                factor = 1.0f / sqrtf(warp_sum(sum) / (float)a.cols + a.eps);
+            }
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                if (at + j * step >= packs) continue;
+#pragma unroll
+                for (int e = 0; e < 8; e++) p[j].v[e] = narrow<T>(widen(p[j].v[e]) * factor * widen(g[j].v[e]));
+                y[at + j * step] = p[j];
+            }
         }
     }
 }

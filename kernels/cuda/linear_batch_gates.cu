@@ -13,8 +13,12 @@ namespace weft {
 
 /* GATES of a tile. The ring's places are x's 64 columns of the tokens, then gates and values. */
 template <int GATES> struct GatesRoom {
-    enum { MOST = 16, W_BYTES = 2 * GATES * BATCH_K * 2 };
-    uint2 swapped[2][GATES / 16][128]; /* between warpgroups */
+    enum {
+        MOST = 16,
+        W_BYTES = 2 * GATES * BATCH_K * 2,
+        WIDE = GATES * 2 + 16 /* bytes of a row below, so that rows meet no bank twice */
+    };
+    alignas(16) char ends[2][BATCH_TOKENS][WIDE]; /* a tile's gates and values, narrowed */
     float parts[BATCH_SUMMING], factor[64];
     uint64_t full[MOST], empty[MOST], ready;
 };
@@ -24,55 +28,58 @@ template <int GATES> struct GatesPlaces {
 
 #ifdef WEFT_HOPPER
 
-/* c: tokens g and g + 8 of the warp's 16, rows 8 j + 2 q and the next of the tile's gates or values. */
+/* 8 neighbours of a row, of which the first `count` are there. */
+template <class T> __device__ __noinline__ void put_some(T *to, Pack<T, 8> p, int64_t count)
+{
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        if (e < count) to[e] = p.v[e];
+}
+template <class T> __device__ __forceinline__ void put_eight(T *to, int64_t count, const Pack<T, 8> &p)
+{
+    if (count >= 8 && (uintptr_t)to % 16 == 0) *(Pack<T, 8> *)to = p;
+    else put_some(to, p, count);
+}
+static __device__ __noinline__ float gates_bias(const weft_linear_args &a, int side, int64_t n, int64_t cols)
+{
+    return n < cols ? load(a.bias, a.bias_dtype, side * cols + n) : 0.0f;
+}
+
+/* c: tokens g and g + 8 of the warp's 16, rows 8 j + 2 q and the next of the tile's gates or values. Only half of the warps have tokens: all
+ * of them take part behind shared memory, and write whole packs. */
 template <class T, int GATES> __device__ __forceinline__ void gates_end(const BatchJob &job, GatesRoom<GATES> &room, int tile, float (&c)[GATES / 2])
 {
     const int side = threadIdx.x / 128, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const int token = threadIdx.x % 128 / 32 * 16 + g;
     const weft_linear_args &a = job.a;
-    const weft_silu_mul_args &silu = job.silu;
-    const int64_t cols = silu.cols, first = (int64_t)tile * GATES + 2 * q;
-    const bool raw_pairs = (a.y_stride | cols) % 2 == 0 && (uintptr_t)a.y % 4 == 0, pairs = (silu.y_stride | cols) % 2 == 0 && (uintptr_t)silu.y % 4 == 0;
-    const float factor[2] = {job.norm.rows > 0 ? room.factor[token] : 1.0f, job.norm.rows > 0 ? room.factor[token + 8] : 1.0f};
-    auto put = [&](void *y, int64_t stride, bool whole, int64_t n, int h, uint32_t two) {
-        T *to = (T *)y + (token + 8 * h) * stride;
-        if (token + 8 * h >= a.tokens || n >= cols) return;
-        if (whole) *(uint32_t *)(to + n) = two;
-        else {
-            to[n] = ((const T *)&two)[0];
-            if (n + 1 < cols) to[n + 1] = ((const T *)&two)[1];
-        }
-    };
-    uint2 mine[GATES / 16];
+    const int64_t cols = job.silu.cols, first = (int64_t)tile * GATES;
     named_sync(1, BATCH_SUMMING); /* the tile before is read */
+    if (token < BATCH_TOKENS) {
+        const float factor[2] = {job.norm.rows > 0 ? room.factor[token] : 1.0f, job.norm.rows > 0 ? room.factor[token + 8] : 1.0f};
 #pragma unroll
-    for (int j = 0; j < GATES / 8; j++) {
-        const int64_t n = first + 8 * j;
-        float bias[2] = {0.0f, 0.0f};
+        for (int i = 0; i < GATES / 2; i++) c[i] *= factor[i / 2 % 2];
         if (a.bias != nullptr)
-            for (int e = 0; e < 2; e++)
-                if (n + e < cols) bias[e] = load(a.bias, a.bias_dtype, side * cols + n + e);
-        uint32_t two[2];
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            two[h] = pair<T>(c[4 * j + 2 * h] * factor[h] + bias[0], c[4 * j + 2 * h + 1] * factor[h] + bias[1]);
-            put((T *)a.y + side * cols, a.y_stride, raw_pairs, n, h, two[h]);
-        }
-        const int half = j / (GATES / 16), i = j % (GATES / 16);
-        if (half == side) mine[i] = make_uint2(two[0], two[1]);
-        else room.swapped[half][i][threadIdx.x % 128] = make_uint2(two[0], two[1]);
+            for (int i = 0; i < GATES / 2; i++) c[i] += gates_bias(a, side, first + i / 4 * 8 + 2 * q + i % 2, cols);
+#pragma unroll
+        for (int i = 0; i < GATES / 4; i++)
+            *(uint32_t *)&room.ends[side][token + i % 2 * 8][(i / 2 * 8 + 2 * q) * 2] = pair<T>(c[2 * i], c[2 * i + 1]);
     }
     named_sync(1, BATCH_SUMMING);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < (int)a.tokens * (GATES / 8); i += BATCH_SUMMING) {
+        const int t = i / (GATES / 8), at = i % (GATES / 8) * 8;
+        const Pack<T, 8> gate = *(const Pack<T, 8> *)&room.ends[0][t][at * 2], up = *(const Pack<T, 8> *)&room.ends[1][t][at * 2];
+        Pack<T, 8> both;
 #pragma unroll
-    for (int i = 0; i < GATES / 16; i++) {
-        const uint2 other = room.swapped[side][i][threadIdx.x % 128];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint32_t own = h == 0 ? mine[i].x : mine[i].y, its = h == 0 ? other.x : other.y;
-            const float2 gate = widen_pair<T>(side == 0 ? own : its), up = widen_pair<T>(side == 0 ? its : own);
-            put(silu.y, silu.y_stride, pairs, first + 8 * (side * (GATES / 16) + i), h,
-                pair<T>(gate.x / (1.0f + expf(-gate.x)) * up.x, gate.y / (1.0f + expf(-gate.y)) * up.y));
+        for (int e = 0; e < 8; e++) {
+            const float x = widen(gate.v[e]);
+            both.v[e] = narrow<T>(x / (1.0f + expf(-x)) * widen(up.v[e]));
         }
+        T *y = (T *)a.y + t * a.y_stride + first + at;
+        put_eight((T *)job.silu.y + t * job.silu.y_stride + first + at, cols - first - at, both);
+        put_eight(y, cols - first - at, gate);
+        put_eight(y + cols, cols - first - at, up);
     }
 }
 

@@ -1,7 +1,7 @@
 /* kernels/cuda/rope.cu - rotary embedding, and keys and values into the pages. */
 #include <inttypes.h>
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/linear_batch.cuh"
 
 namespace weft {
 
@@ -57,6 +57,70 @@ template <class T, int N> __global__ void kv_write(const weft_kv_write_args a)
     if (place < 0) return;
     write_rows<T, N>(a, (const T *)a.k + t * a.k_stride, a.k_cache, place, (int)a.head_dim);
     write_rows<T, N>(a, (const T *)a.v + t * a.v_stride, a.v_cache, place, (int)a.head_dim_v);
+}
+
+/* Both for products of a batch: whole heads of q, k and v side by side. One block a token. */
+template <class T> __global__ void rotate_into_pages(const weft_rope_args a, const weft_kv_write_args pages, const int key_head, const int value_head)
+{
+    enum { N = 8 };
+    const int64_t t = blockIdx.x, place = place_of(pages, t);
+    const int dim = (int)a.head_dim, half = dim / 2, packs = half / N, all = (int)a.heads * packs, position = a.positions[t];
+    const int values = (int)pages.num_kv_heads * (dim / N);
+    const bool known = position >= 0 && position < a.max_positions;
+    const float *table = a.cos_sin + (int64_t)position * dim;
+    Pack<float, N> cos, sin;
+    auto look_up = [&](int i) {
+        cos = *(const Pack<float, N> *)(table + i % packs * N);
+        sin = *(const Pack<float, N> *)(table + half + i % packs * N);
+    };
+    if (known && (int)threadIdx.x < all) look_up(threadIdx.x);
+    dependency_wait();
+    T *x = (T *)a.x + t * a.token_stride;
+    auto in_cache = [&](void *cache, int head, int at) { return (Pack<T, N> *)((T *)cache + (place + head * pages.pages.page_size) * dim + at); };
+    for (int i = threadIdx.x; i < all + values; i += blockDim.x) {
+        if (i >= all) {
+            const int head = (i - all) / (dim / N), at = (i - all) % (dim / N) * N;
+            if (place >= 0) *in_cache(pages.v_cache, head, at) = *(const Pack<T, N> *)(x + (int64_t)(value_head + head) * dim + at);
+            continue;
+        }
+        const int head = i / packs, at = i % packs * N;
+        T *from = x + (int64_t)head * dim + at;
+        Pack<T, N> x1 = *(Pack<T, N> *)from, x2 = *(Pack<T, N> *)(from + half);
+        if (known) {
+            if (i != (int)threadIdx.x) look_up(i);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                const float u = widen(x1.v[e]), v = widen(x2.v[e]);
+                x1.v[e] = narrow<T>(u * cos.v[e] - v * sin.v[e]);
+                x2.v[e] = narrow<T>(v * cos.v[e] + u * sin.v[e]);
+            }
+            *(Pack<T, N> *)from = x1;
+            *(Pack<T, N> *)(from + half) = x2;
+        }
+        if (head < key_head || place < 0) continue;
+        *in_cache(pages.k_cache, head - key_head, at) = x1;
+        *in_cache(pages.k_cache, head - key_head, at + half) = x2;
+    }
+}
+
+/* Keys that are rotated are the last of a's heads, values follow them, in rows of packs of one type. */
+static bool side_by_side(const weft_rope_args *a, const weft_kv_write_args *p)
+{
+    const int64_t dim = a->head_dim, row = dim * 2, k = (const char *)p->k - (const char *)a->x, v = (const char *)p->v - (const char *)a->x;
+    if (a->dtype == WEFT_F32 || p->dtype != a->dtype || p->cache_dtype != a->dtype || p->tokens != a->tokens || p->requests == 0 || a->tokens == 0) return false;
+    if (a->rotary_dim != dim || p->head_dim != dim || p->head_dim_v != dim || dim % 16 != 0 || a->token_stride % 8 != 0 || a->heads < p->num_kv_heads) return false;
+    if (k != (a->heads - p->num_kv_heads) * row || v != a->heads * row || (a->tokens > 1 && (p->k_stride != a->token_stride || p->v_stride != a->token_stride))) return false;
+    return aligned(a->x, 16) && aligned(a->cos_sin, 32) && aligned(p->k_cache, 16) && aligned(p->v_cache, 16);
+}
+
+bool rope_into_pages(const weft_rope_args *a, const weft_kv_write_args *p, void *stream)
+{
+    if (!side_by_side(a, p)) return false;
+    const unsigned threads = (unsigned)least(512, div_up(a->heads * a->head_dim / 16 + p->num_kv_heads * a->head_dim / 8, 32) * 32);
+    const int keys = (int)(a->heads - p->num_kv_heads), values = (int)a->heads;
+    if (a->dtype == WEFT_BF16) launch(rotate_into_pages<bf16>, (unsigned)a->tokens, threads, 0, stream, *a, *p, keys, values);
+    else launch(rotate_into_pages<__half>, (unsigned)a->tokens, threads, 0, stream, *a, *p, keys, values);
+    return true;
 }
 
 } // namespace weft

@@ -145,6 +145,7 @@ static weft_status launch_product(const StepList *list, const StepInstruction *i
     else if (joins.norm != NULL || before != NULL) return weft_fail(WEFT_CUDA, "linear: no map for the tensor copy engine");
     else WEFT_TRY(weft_linear_cuda(&p->linear, stream));
     if (p->pairs == PAIRS_SILU) WEFT_TRY(weft_silu_mul_cuda(&p->silu, stream));
+    if (p->has_kv && rope_into_pages(&p->rope, &p->kv, stream)) return launched("rope");
     if (p->pairs == PAIRS_ROPE) WEFT_TRY(weft_rope_cuda(&p->rope, stream));
     return p->has_kv ? weft_kv_write_cuda(&p->kv, stream) : WEFT_OK;
 }
