@@ -1,7 +1,7 @@
 /* kernels/cuda/linear_batch.cu - products of 2 to 32 tokens with 16-bit weights on Hopper GPUs.
  *
  * A tile is 128 rows of w, which are the tensor cores' rows; tokens are its columns. A unit is a tile's next 64 columns
- * of w: 16 KB. Tiles are dealt to clusters of one or two blocks, one on each multiprocessor (more do not fill it), and a
+ * of w, or 128 of a tile of 64 rows: 16 KB. Tiles are dealt to clusters of one or two blocks, one on each multiprocessor (more do not fill it), and a
  * tile's units to the blocks of its cluster. In a block one thread fetches units through the copy engine into a ring, weights of the first ones
  * before the kernel in front has ended, and two warpgroups multiply, 64 rows each. The blocks of a cluster then send each
  * other their sums, so that each ends its part of the tile: through shared memory, since a way to the L2 and back takes 2
@@ -17,15 +17,15 @@ namespace weft {
 
 /* What a block has of a product: units of tiles. */
 struct BatchShare {
-    int rank, tile, tiles, chunk, chunks; /* the first and how many */
+    int rank, tile, tiles, unit, units; /* the first and how many, of a tile */
     __device__ __forceinline__ explicit BatchShare(const BatchJob &job)
     {
         const int cluster = blockIdx.x / job.split, clusters = gridDim.x / job.split;
         rank = blockIdx.x % job.split;
         tile = (int)((int64_t)job.tiles * cluster / clusters);
         tiles = (int)((int64_t)job.tiles * (cluster + 1) / clusters) - tile;
-        chunk = job.chunks * rank / job.split;
-        chunks = job.chunks * (rank + 1) / job.split - chunk;
+        unit = job.units * rank / job.split;
+        units = job.units * (rank + 1) / job.split - unit;
     }
 };
 
@@ -33,16 +33,19 @@ template <int N, int END, int ROWS> __device__ __forceinline__ void batch_fetch(
 {
     typedef BatchRoom<N, END, ROWS> Room;
     const uint32_t ring = shared_address(room.ring), full = shared_address(room.full), empty = shared_address(room.empty);
-    const int units = share.tiles * share.chunks;
+    /* Coordinates of a unit: its first column, or with several chunks the number of the first. */
+    auto columns = [](int unit) { return Room::SUMS == 1 ? unit * BATCH_K : 0; };
+    auto chunks = [](int unit) { return Room::SUMS == 1 ? 0 : unit * Room::SUMS; };
     auto weights = [&](int unit, int place) {
-        const int tile = unit / share.chunks, chunk = unit - tile * share.chunks, rows = END == END_SILU ? ROWS / 2 : ROWS;
+        const int tile = unit / share.units, at = share.unit + unit - tile * share.units, rows = END == END_SILU ? ROWS / 2 : ROWS;
         barrier_expect(full + 8 * place, Room::UNIT);
-        copy_box(ring + place * Room::UNIT, &job.w, (share.chunk + chunk) * BATCH_K, (share.tile + tile) * rows, 0, full + 8 * place);
+        copy_box(ring + place * Room::UNIT, &job.w, columns(at), (share.tile + tile) * rows, chunks(at), full + 8 * place);
     };
     auto inputs = [&](int unit, int place) {
-        copy_box(ring + place * Room::UNIT + Room::W_BYTES, &job.x, (share.chunk + unit % share.chunks) * BATCH_K, 0, 0, full + 8 * place);
+        const int at = share.unit + unit % share.units;
+        copy_box(ring + place * Room::UNIT + Room::W_BYTES, &job.x, columns(at), 0, chunks(at), full + 8 * place);
     };
-    batch_feed(units, Room::DEPTH, Room::W_BYTES >> 10, empty, shared_address(&room.ready), weights, inputs);
+    batch_feed(share.tiles * share.units, Room::DEPTH, Room::W_BYTES >> 10, empty, shared_address(&room.ready), weights, inputs);
 }
 
 /* This block's sums of a tile to those who end it. */
@@ -159,19 +162,16 @@ template <class T, int N, int END, int ROWS> __device__ __forceinline__ void bat
     for (int t = 0, place = 0, parity = 0; t < share.tiles; t++) {
         finish.ahead(share.tile + t);
         if (threadIdx.x == 0) barrier_expect(arrived, Room::SUMS * (Room::FOURS - Room::FOURS / job.split) * 16);
-        if (share.chunks == 0)
+        if (share.units == 0)
 #pragma unroll
             for (int i = 0; i < N / 2; i++) c[i] = 0.0f;
-        for (int unit = 0; unit < share.chunks; unit++) {
+        for (int unit = 0; unit < share.units; unit++) {
             barrier_wait(full + 8 * place, parity);
             const uint32_t at = ring + place * Room::UNIT;
-            const uint64_t w = tile_descriptor(at + (ROWS == 64 ? 0 : side * (Room::W_BYTES / 2)), 0), x = tile_descriptor(at + Room::W_BYTES, 0);
+            const uint64_t w = tile_descriptor(at + side * (Room::W_BYTES / 2), 0), x = tile_descriptor(at + Room::W_BYTES + (ROWS == 64 ? side * Room::CHUNK_X : 0), 0);
             products_begin();
 #pragma unroll
-            for (int i = 0; i < BATCH_K / 16 / Room::SUMS; i++) {
-                const int column = ROWS == 64 ? 2 * side + i : i;
-                product_shared<T, N>(c, w + 2 * column, x + 2 * column, unit > 0 || i > 0);
-            }
+            for (int i = 0; i < BATCH_K / 16; i++) product_shared<T, N>(c, w + 2 * i, x + 2 * i, unit > 0 || i > 0);
             products_commit();
             if (unit > 0) {
                 products_wait<1>();
@@ -181,7 +181,7 @@ template <class T, int N, int END, int ROWS> __device__ __forceinline__ void bat
         }
         products_wait<0>();
         hold(c);
-        if (share.chunks > 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * (place == 0 ? Room::DEPTH - 1 : place - 1));
+        if (share.units > 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * (place == 0 ? Room::DEPTH - 1 : place - 1));
         if (t == 0) cluster_wait(); /* the others' barriers are there */
         else barrier_wait_neighbours(freed, (t - 1) & 1);
         batch_send(job, room, share, c);
@@ -260,9 +260,9 @@ template <class T, int N, int END, int ROWS> static bool launch_batch(const Batc
 
 enum { FEW = 16 }; /* tokens, up to which silu goes with tiles of 128 rows, and rope joins (scripts/bench.md) */
 
-/* How a product is cut: tiles of `rows` dealt to clusters, a tile's units to the `split` blocks of a cluster. */
+/* How a product is cut: tiles of `rows` dealt to clusters, a tile's units, of 128 / rows chunks, to the `split` blocks of a cluster. */
 struct BatchCut {
-    int rows, tiles, chunks, clusters, split;
+    int rows, tiles, units, clusters, split;
 };
 
 static int columns_for(int64_t tokens) { return tokens <= 8 ? 8 : tokens <= FEW ? FEW : 32; }
@@ -270,26 +270,28 @@ static int columns_for(int64_t tokens) { return tokens <= 8 ? 8 : tokens <= FEW 
 /* So that the busiest block fetches little, and then with few joins. */
 static BatchCut cut(const weft_linear_args &a, bool halves, int64_t gates)
 {
-    const int64_t chunks = div_up(a.k, BATCH_K);
     BatchCut best = {};
     int64_t least_bytes = INT64_MAX;
-    for (int rows = 128; rows >= (halves ? 64 : 128); rows /= 2)
+    for (int rows = 128; rows >= (halves && a.k % BATCH_K == 0 ? 64 : 128); rows /= 2)
         for (int log = 0; log < 2; log++) {
             const int64_t tiles = gates > 0 ? div_up(gates, rows / 2) : div_up(a.n, rows), clusters = least(tiles, a.cuda->clusters[log]);
             if (clusters < 1) continue;
-            const int64_t turns = div_up(tiles, clusters), bytes = turns * div_up(chunks, 1 << log) * (rows + columns_for(a.tokens));
+            const int64_t each = 128 / rows, units = div_up(a.k, each * BATCH_K);
+            const int64_t turns = div_up(tiles, clusters), bytes = turns * div_up(units, 1 << log) * each * (rows + columns_for(a.tokens));
             if (bytes * 100 >= least_bytes * 95) continue;
             least_bytes = bytes;
-            best = {rows, (int)tiles, (int)chunks, (int)div_up(tiles, turns), 1 << log};
+            best = {rows, (int)tiles, (int)units, (int)div_up(tiles, turns), 1 << log};
         }
     return best;
 }
 
 /* Of x, or of what the product in front has left instead. */
-static bool inputs_map(BatchJob &job, int columns)
+static bool inputs_map(BatchJob &job, int columns, int chunks)
 {
     const weft_linear_args &a = job.a;
     const int64_t stride = 2 * (job.square_rows > 0 ? a.k : a.x_stride);
+    if (chunks > 1)
+        return tensor_map(&job.x, a.x_dtype, job.square_rows > 0 ? job.scaled : a.x, {BATCH_K, a.tokens, a.k / BATCH_K}, {stride, 2 * BATCH_K}, {BATCH_K, columns, chunks});
     return tensor_map(&job.x, a.x_dtype, job.square_rows > 0 ? job.scaled : a.x, {a.k, a.tokens, 1}, {stride, stride}, {BATCH_K, columns, 1});
 }
 
@@ -299,10 +301,11 @@ template <class T, int N, int END> static bool start(BatchJob &job, void *stream
     const int64_t planes = END == END_SILU ? 2 : 1, rows = END == END_SILU ? job.silu.cols : a.n;
     const BatchCut c = cut(a, END == END_PLAIN || END == END_NORM, END == END_SILU ? job.silu.cols : 0);
     if (c.clusters < 1) return false;
-    if (!inputs_map(job, N)) return false;
-    if (!tensor_map(&job.w, a.w_dtype, a.w, {a.k, rows, planes}, {2 * a.w_stride, 2 * a.w_stride * (planes > 1 ? rows : 1)}, {BATCH_K, c.rows / planes, planes}))
+    if (!inputs_map(job, N, 128 / c.rows)) return false;
+    if (c.rows == 64 ? !tensor_map(&job.w, a.w_dtype, a.w, {BATCH_K, rows, a.k / BATCH_K}, {2 * a.w_stride, 2 * BATCH_K}, {BATCH_K, 64, 2})
+                     : !tensor_map(&job.w, a.w_dtype, a.w, {a.k, rows, planes}, {2 * a.w_stride, 2 * a.w_stride * (planes > 1 ? rows : 1)}, {BATCH_K, c.rows / planes, planes}))
         return false;
-    job.chunks = c.chunks, job.tiles = c.tiles, job.split = c.split;
+    job.units = c.units, job.tiles = c.tiles, job.split = c.split;
     if constexpr (END == END_PLAIN || END == END_NORM)
         if (c.rows == 64) return launch_batch<T, N, END, 64>(job, c.clusters, stream);
     return launch_batch<T, N, END, 128>(job, c.clusters, stream);
@@ -419,7 +422,7 @@ bool batch_product(const weft_linear_args *a, const BatchJoins &joins, void *str
     if (joins.silu != NULL) {
         job.silu = *joins.silu;
         const int columns = columns_for(a->tokens);
-        if (columns > FEW && inputs_map(job, columns)) return batch_gates(job, columns, stream);
+        if (columns > FEW && inputs_map(job, columns, 1)) return batch_gates(job, columns, stream);
         return columns <= FEW && job.silu.cols % 64 == 0 && by_tokens<END_SILU>(job, stream); /* whole tiles */
     }
     if (joins.rope == NULL) return by_tokens<END_PLAIN>(job, stream);

@@ -40,21 +40,22 @@ struct BatchJob {
     float *squares;            /* (square_rows, N): sums to be added up, of what is normed */
     int square_rows;           /* with norm in front */
     int key_head, value_head;  /* the first, counted in heads of y; pages.tokens is 0 without */
-    int tiles, chunks, split;  /* chunks: units of a tile, dealt to `split` blocks of a cluster */
+    int tiles, units, split;   /* units of a tile, dealt to `split` blocks of a cluster */
 };
 
 /* N tokens, ROWS (128 or 64) of a tile. */
 template <int N, int END, int ROWS> struct BatchRoom {
     enum {
-        W_BYTES = ROWS * BATCH_K * 2,
-        UNIT = W_BYTES + N * BATCH_K * 2,
+        SUMS = 128 / ROWS,      /* of a four, in a block: two warpgroups share a tile's columns if they do not its rows */
+        CHUNK_W = ROWS * BATCH_K * 2, CHUNK_X = N * BATCH_K * 2,
+        W_BYTES = SUMS * CHUNK_W, /* a unit is a chunk of BATCH_K columns for each warpgroup that has columns of its own: large copies, of which one thread asks for few */
+        UNIT = W_BYTES + SUMS * CHUNK_X,
         GROUP = 2 * ROWS,       /* fours of 8 tokens */
         FOURS = N / 8 * GROUP,  /* of a tile */
-        SUMS = 128 / ROWS,      /* of a four, in a block: two warpgroups share a tile's columns if they do not its rows */
         TURNS = END == END_HEADS ? N : 1,
         OTHER = FOURS * SUMS * 16 + TURNS * (HEAD + 4) * 4 + TURNS * 8 + BATCH_SUMMING * 4 + N * 4 + 8 * N * 4 + 1024,
         ROOM = (BATCH_SHARED - 1024 - OTHER) / UNIT,
-        MOST = 10 * 128 / ROWS * (ROWS == 64 ? 4 : 5) / 5,
+        MOST = ROWS == 64 ? 8 : 10,
         DEPTH = ROOM < MOST ? ROOM : MOST
     };
     alignas(1024) char ring[DEPTH][UNIT];
@@ -81,45 +82,37 @@ struct Four {
     __device__ __forceinline__ int token() const { return 8 * j + lane / 4; } /* of pairs that are turned */
 };
 
-/* What is rare is apart from what is not: kernels of a step take turns, and what a block does at its end comes from the L2 or beyond, a line
- * of instructions after another. */
-template <class T> __device__ __noinline__ void batch_write_any(const weft_linear_args &a, int token, int64_t row, float4 v)
-{
-    for (int i = 0; i < 4; i++) {
-        const int t = token + i % 2;
-        const int64_t n = row + i / 2 * 8;
-        if (t >= a.tokens || n >= a.n) continue;
-        float y = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-        if (a.add) y += load(a.y, a.y_dtype, t * a.y_stride + n);
-        store(a.y, a.y_dtype, t * a.y_stride + n, y);
-    }
-}
-static __device__ __noinline__ float4 batch_biased(const weft_linear_args &a, int64_t n, float4 v)
-{
-    const float low = n < a.n ? load(a.bias, a.bias_dtype, n) : 0.0f, high = n + 8 < a.n ? load(a.bias, a.bias_dtype, n + 8) : 0.0f;
-    return make_float4(v.x + low, v.y + low, v.z + high, v.w + high);
-}
-
 /* v: rows row + g and row + 8 + g. */
 template <class T> __device__ __forceinline__ void batch_write(const weft_linear_args &a, const Four &f, int64_t row, float4 v)
 {
     const int g = f.lane / 4, q = f.lane % 4;
     const bool pairs = a.y_dtype == a.x_dtype && !a.add && (a.y_stride | a.n) % 2 == 0 && (uintptr_t)a.y % 4 == 0;
-    if (!pairs) {
-        batch_write_any<T>(a, 8 * f.j + 2 * q, row + g, v);
-        return;
-    }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const uint32_t two = turned(h == 0 ? pair<T>(v.x, v.y) : pair<T>(v.z, v.w));
-        const int64_t n = row + 8 * h + 2 * q;
-        if (f.token() < a.tokens && n < a.n) *(uint32_t *)((T *)a.y + f.token() * a.y_stride + n) = two;
+        const float v0 = h == 0 ? v.x : v.z, v1 = h == 0 ? v.y : v.w;
+        if (pairs) {
+            const uint32_t two = turned(pair<T>(v0, v1));
+            const int64_t n = row + 8 * h + 2 * q;
+            if (f.token() < a.tokens && n < a.n) *(uint32_t *)((T *)a.y + f.token() * a.y_stride + n) = two;
+            continue;
+        }
+        const int64_t n = row + 8 * h + g;
+        for (int e = 0; e < 2; e++) {
+            const int t = 8 * f.j + 2 * q + e;
+            if (t >= a.tokens || n >= a.n) continue;
+            float y = e == 0 ? v0 : v1;
+            if (a.add) y += load(a.y, a.y_dtype, t * a.y_stride + n);
+            store(a.y, a.y_dtype, t * a.y_stride + n, y);
+        }
     }
 }
 
 __device__ __forceinline__ float4 batch_bias(const weft_linear_args &a, const Four &f, int64_t row, float4 v)
 {
-    return a.bias == nullptr ? v : batch_biased(a, row + f.lane / 4, v);
+    if (a.bias == nullptr) return v;
+    const int64_t n = row + f.lane / 4;
+    const float low = n < a.n ? load(a.bias, a.bias_dtype, n) : 0.0f, high = n + 8 < a.n ? load(a.bias, a.bias_dtype, n + 8) : 0.0f;
+    return make_float4(v.x + low, v.y + low, v.z + high, v.w + high);
 }
 
 /* mate: of the other side, with the same rows among the gates. Each ends 8 of 16 rows. */

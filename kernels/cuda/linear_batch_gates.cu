@@ -19,7 +19,7 @@ template <int GATES> struct GatesRoom {
         WIDE = GATES * 2 + 16 /* bytes of a row below, so that rows meet no bank twice */
     };
     alignas(16) char ends[2][BATCH_TOKENS][WIDE]; /* a tile's gates and values, narrowed */
-    float parts[BATCH_SUMMING], factor[64];
+    float parts[BATCH_SUMMING], factor[64], bias[2][GATES];
     uint64_t full[MOST], empty[MOST], ready;
 };
 template <int GATES> struct GatesPlaces {
@@ -28,59 +28,54 @@ template <int GATES> struct GatesPlaces {
 
 #ifdef WEFT_HOPPER
 
-/* 8 neighbours of a row, of which the first `count` are there. */
-template <class T> __device__ __noinline__ void put_some(T *to, Pack<T, 8> p, int64_t count)
-{
-#pragma unroll
-    for (int e = 0; e < 8; e++)
-        if (e < count) to[e] = p.v[e];
-}
-template <class T> __device__ __forceinline__ void put_eight(T *to, int64_t count, const Pack<T, 8> &p)
-{
-    if (count >= 8 && (uintptr_t)to % 16 == 0) *(Pack<T, 8> *)to = p;
-    else put_some(to, p, count);
-}
-static __device__ __noinline__ float gates_bias(const weft_linear_args &a, int side, int64_t n, int64_t cols)
-{
-    return n < cols ? load(a.bias, a.bias_dtype, side * cols + n) : 0.0f;
-}
-
 /* c: tokens g and g + 8 of the warp's 16, rows 8 j + 2 q and the next of the tile's gates or values. Only half of the warps have tokens: all
- * of them take part behind shared memory, and write whole packs. */
+ * of them take part behind shared memory, and write whole packs. Little code, since what a block does at its end comes from the L2
+ * or beyond, a line of instructions after another. */
 template <class T, int GATES> __device__ __forceinline__ void gates_end(const BatchJob &job, GatesRoom<GATES> &room, int tile, float (&c)[GATES / 2])
 {
     const int side = threadIdx.x / 128, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const int token = threadIdx.x % 128 / 32 * 16 + g;
     const weft_linear_args &a = job.a;
-    const int64_t cols = job.silu.cols, first = (int64_t)tile * GATES;
-    named_sync(1, BATCH_SUMMING); /* the tile before is read */
+    const weft_silu_mul_args &silu = job.silu;
+    const int64_t cols = silu.cols, first = (int64_t)tile * GATES;
+    const bool whole = (a.y_stride | silu.y_stride | cols) % 8 == 0 && ((uintptr_t)a.y | (uintptr_t)silu.y) % 16 == 0;
+    const int each = whole ? 8 : 1, parts = GATES / each;
+    named_sync(1, BATCH_SUMMING); /* the tile before is read, this one's biases are there */
     if (token < BATCH_TOKENS) {
         const float factor[2] = {job.norm.rows > 0 ? room.factor[token] : 1.0f, job.norm.rows > 0 ? room.factor[token + 8] : 1.0f};
 #pragma unroll
-        for (int i = 0; i < GATES / 2; i++) c[i] *= factor[i / 2 % 2];
-        if (a.bias != nullptr)
+        for (int j = 0; j < GATES / 8; j++) {
+            const float2 bias = *(const float2 *)&room.bias[side][8 * j + 2 * q];
 #pragma unroll
-            for (int i = 0; i < GATES / 2; i++) c[i] += gates_bias(a, side, first + i / 4 * 8 + 2 * q + i % 2, cols);
-#pragma unroll
-        for (int i = 0; i < GATES / 4; i++)
-            *(uint32_t *)&room.ends[side][token + i % 2 * 8][(i / 2 * 8 + 2 * q) * 2] = pair<T>(c[2 * i], c[2 * i + 1]);
+            for (int h = 0; h < 2; h++)
+                *(uint32_t *)&room.ends[side][token + 8 * h][(8 * j + 2 * q) * 2] = pair<T>(c[4 * j + 2 * h] * factor[h] + bias.x, c[4 * j + 2 * h + 1] * factor[h] + bias.y);
+        }
     }
     named_sync(1, BATCH_SUMMING);
+    auto silu_of = [](T gate, T up) { return narrow<T>(widen(gate) / (1.0f + expf(-widen(gate))) * widen(up)); };
 #pragma unroll 1
-    for (int i = threadIdx.x; i < (int)a.tokens * (GATES / 8); i += BATCH_SUMMING) {
-        const int t = i / (GATES / 8), at = i % (GATES / 8) * 8;
-        const Pack<T, 8> gate = *(const Pack<T, 8> *)&room.ends[0][t][at * 2], up = *(const Pack<T, 8> *)&room.ends[1][t][at * 2];
-        Pack<T, 8> both;
+    for (int i = threadIdx.x; i < (int)a.tokens * parts; i += BATCH_SUMMING) {
+        const int t = i / parts, at = i % parts * each;
+        const char *gates = &room.ends[0][t][at * 2], *ups = &room.ends[1][t][at * 2];
+        T *y = (T *)a.y + t * a.y_stride + first + at, *to = (T *)silu.y + t * silu.y_stride + first + at;
+        if (first + at >= cols) continue;
+        if (whole) {
+            const Pack<T, 8> gate = *(const Pack<T, 8> *)gates, up = *(const Pack<T, 8> *)ups;
+            Pack<T, 8> both;
 #pragma unroll
-        for (int e = 0; e < 8; e++) {
-            const float x = widen(gate.v[e]);
-            both.v[e] = narrow<T>(x / (1.0f + expf(-x)) * widen(up.v[e]));
+            for (int e = 0; e < 8; e++) both.v[e] = silu_of(gate.v[e], up.v[e]);
+            *(Pack<T, 8> *)to = both, *(Pack<T, 8> *)y = gate, *(Pack<T, 8> *)(y + cols) = up;
+        } else {
+            const T gate = *(const T *)gates, up = *(const T *)ups;
+            *to = silu_of(gate, up), *y = gate, y[cols] = up;
         }
-        T *y = (T *)a.y + t * a.y_stride + first + at;
-        put_eight((T *)job.silu.y + t * job.silu.y_stride + first + at, cols - first - at, both);
-        put_eight(y, cols - first - at, gate);
-        put_eight(y + cols, cols - first - at, up);
     }
+}
+
+__device__ __forceinline__ float gates_bias(const BatchJob &job, int64_t gate, int side)
+{
+    const weft_linear_args &a = job.a;
+    return a.bias != nullptr && gate < job.silu.cols ? load(a.bias, a.bias_dtype, side * job.silu.cols + gate) : 0.0f;
 }
 
 template <class T, int GATES> __device__ __forceinline__ void gates_sum(const BatchJob &job, GatesRoom<GATES> &room, uint32_t ring, int columns, int depth)
@@ -94,7 +89,8 @@ template <class T, int GATES> __device__ __forceinline__ void gates_sum(const Ba
     const bool front = job.norm.rows > 0;
     if (front) squares.ask(job, columns);
     for (int tile = blockIdx.x, place = 0, parity = 0; tile < job.tiles; tile += gridDim.x) {
-        for (int unit = 0; unit < job.chunks; unit++) {
+        for (int i = threadIdx.x; i < 2 * GATES; i += BATCH_SUMMING) room.bias[i / GATES][i % GATES] = gates_bias(job, tile * (int64_t)GATES + i % GATES, i / GATES);
+        for (int unit = 0; unit < job.units; unit++) {
             barrier_wait(full + 8 * place, parity);
             const uint32_t at = ring + place * unit_bytes;
             const uint64_t x = tile_descriptor(at, 0), w = tile_descriptor(at + x_bytes + side * (GatesRoom<GATES>::W_BYTES / 2), 0);
@@ -141,12 +137,12 @@ template <class T, int GATES> __global__ void __launch_bounds__(BATCH_THREADS, 1
         const uint32_t full = shared_address(room.full), places = shared_address(ring), x_bytes = (uint32_t)columns * BATCH_K * 2;
         const int mine = job.tiles > (int)blockIdx.x ? (job.tiles - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0;
         auto weights = [&](int unit, int place) {
-            const int turn = unit / job.chunks, chunk = unit - turn * job.chunks;
+            const int turn = unit / job.units, chunk = unit - turn * job.units;
             barrier_expect(full + 8 * place, unit_bytes);
             copy_box(places + place * unit_bytes + x_bytes, &job.w, chunk * BATCH_K, ((int)blockIdx.x + turn * (int)gridDim.x) * GATES, 0, full + 8 * place);
         };
-        auto inputs = [&](int unit, int place) { copy_box(places + place * unit_bytes, &job.x, unit % job.chunks * BATCH_K, 0, 0, full + 8 * place); };
-        batch_feed(mine * job.chunks, depth, GatesRoom<GATES>::W_BYTES >> 10, shared_address(room.empty), shared_address(&room.ready), weights, inputs);
+        auto inputs = [&](int unit, int place) { copy_box(places + place * unit_bytes, &job.x, unit % job.units * BATCH_K, 0, 0, full + 8 * place); };
+        batch_feed(mine * job.units, depth, GatesRoom<GATES>::W_BYTES >> 10, shared_address(room.empty), shared_address(&room.ready), weights, inputs);
     } else if (threadIdx.x >= BATCH_SUMMING + 32) {
         dependency_wait_only();
         if (threadIdx.x == BATCH_SUMMING + 32) barrier_arrive(shared_address(&room.ready));
@@ -162,7 +158,7 @@ template <class T, int GATES> static bool start(BatchJob &job, int columns, void
     const weft_linear_args &a = job.a;
     const int64_t cols = job.silu.cols;
     if (!tensor_map(&job.w, a.w_dtype, a.w, {a.k, cols, 2}, {2 * a.w_stride, 2 * a.w_stride * cols}, {BATCH_K, GATES, 2})) return false;
-    job.chunks = (int)div_up(a.k, BATCH_K);
+    job.units = (int)div_up(a.k, BATCH_K);
     job.tiles = (int)div_up(cols, GATES);
     void (*kernel)(const BatchJob, int, int) = gates_rows<T, GATES>;
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BATCH_SHARED);
