@@ -3,7 +3,10 @@
  * Between begin and end, operations of a captured step are offered to the recorder before they are
  * launched. Those it takes run, in their order and with the results they would have had, in one kernel
  * that stays on the GPU (kernels/cuda/step.cuh); it is launched when the recorder is flushed. Whoever
- * puts other work on the stream flushes first. */
+ * puts other work on the stream flushes first.
+ *
+ * Without memory a recorder is for steps of many tokens, captured or not: a product that it takes waits for the operations
+ * behind it that may run in its end (kernels/cuda/long_record.cuh). */
 #pragma once
 
 #include "kernels/weft_cuda.h"
@@ -52,8 +55,8 @@ typedef enum weft_fused_op {
 } weft_fused_op;
 
 /* memory: WEFT_FUSED_BYTES of the current device, 256-byte aligned, the caller's, alive as long as what was
- * captured. Launches go to `stream`, one that the context serves. Cards that cannot run it, and memory that
- * is missing, give a recorder that takes nothing.
+ * captured, or NULL. Launches go to `stream`, one that the context serves. Cards that cannot run it give a recorder that
+ * takes nothing.
  * all: also products of several tokens, which launches do as fast or faster (scripts/bench.md); for checks and
  * measurements. */
 weft_status weft_fused_begin(weft_fused **out, weft_cuda_context *context, void *memory, int all, void *stream);
@@ -61,7 +64,7 @@ weft_status weft_fused_begin(weft_fused **out, weft_cuda_context *context, void 
 int weft_fused_take(weft_fused *recorder, weft_fused_op op, const void *args);
 /* Launches what was taken since the last flush. The first failure is kept for end. */
 weft_status weft_fused_flush(weft_fused *recorder);
-/* Behind the end of the capture: sends the lists to the device, in the order of the stream, and frees the
+/* Behind a flush and the end of the capture: sends the lists to the device, in the order of the stream, and frees the
  * recorder, whatever happened. keep: whether what was captured will be used. Fails as the first flush that failed did. */
 weft_status weft_fused_end(weft_fused *recorder, int keep);
 

@@ -166,6 +166,14 @@ __device__ __forceinline__ void store(void *p, int dtype, int64_t i, float x)
     else ((__half *)p)[i] = narrow<__half>(x);
 }
 
+/* silu(gate) * up before it is rounded to T: 16 bits need no exact exponential, whose instructions would not fit under the
+ * products of a long step. */
+template <class T> __device__ __forceinline__ float silu_times(float gate, float up)
+{
+    if (sizeof(T) == 2) return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+    return gate / (1.0f + expf(-gate)) * up;
+}
+
 template <class T, int N> struct alignas(sizeof(T) * N) Pack {
     T v[N];
 };

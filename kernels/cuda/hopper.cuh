@@ -68,6 +68,8 @@ __device__ __forceinline__ void neighbour_arrive(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+/* The same without an order of memory, which takes a fence: for a place that products have read. */
+__device__ __forceinline__ void neighbour_leave(uint32_t barrier) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory"); }
 /* barrier_wait() for what neighbours did. */
 __device__ __forceinline__ void barrier_wait_neighbours(uint32_t barrier, uint32_t parity)
 {
@@ -105,6 +107,13 @@ __device__ __forceinline__ void copy_box(uint32_t to, const void *map, int x, in
                  "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
+/* The same to this place of every block of the cluster that `blocks` has a bit for, and their barriers. */
+__device__ __forceinline__ void copy_box_to(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier, uint16_t blocks)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
+                 : "memory");
+}
 __device__ __forceinline__ void map_prefetch(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 /* ---- products of a warpgroup ---- */
@@ -135,6 +144,8 @@ template <int N> __device__ __forceinline__ void hold(float (&r)[N])
 #define WEFT_NAMES_48 WEFT_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define WEFT_NAMES_56 WEFT_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
 #define WEFT_NAMES_64 WEFT_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WEFT_NAMES_128 WEFT_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"                    \
+                                      ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define WEFT_FOUR(r, i) "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3])
 #define WEFT_4(r) WEFT_FOUR(r, 0)
 #define WEFT_8(r) WEFT_FOUR(r, 0), WEFT_FOUR(r, 4)
@@ -144,11 +155,12 @@ template <int N> __device__ __forceinline__ void hold(float (&r)[N])
 #define WEFT_48(r) WEFT_32(r), WEFT_16(r, 32)
 #define WEFT_56(r) WEFT_48(r), WEFT_FOUR(r, 48), WEFT_FOUR(r, 52)
 #define WEFT_64(r) WEFT_48(r), WEFT_16(r, 48)
+#define WEFT_128(r) WEFT_64(r), WEFT_16(r, 64), WEFT_16(r, 80), WEFT_16(r, 96), WEFT_16(r, 112)
 
 /* d (+)= a b^T with 64 rows, N columns and 16 inner elements, which lie along the rows of both tiles. */
 template <class T, int N> __device__ __forceinline__ void product_shared(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
 {
-    static_assert(N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 112 || N == 128, "columns of a product");
+    static_assert(N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 112 || N == 128 || N == 256, "columns of a product");
 #define WEFT_PRODUCT(COLUMNS, TYPE, NAMES, A, B, ADD, REGISTERS)                                                                          \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADD ", 0;\n"                                                                           \
                  "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES "}, " A ", " B ", p, 1, 1, 0, 0; }"       \
@@ -170,6 +182,8 @@ template <class T, int N> __device__ __forceinline__ void product_shared(float (
     if constexpr (N == 112 && !brain) WEFT_PRODUCT("112", "f16", WEFT_NAMES_56, "%56", "%57", "%58", WEFT_56);
     if constexpr (N == 128 && brain) WEFT_PRODUCT("128", "bf16", WEFT_NAMES_64, "%64", "%65", "%66", WEFT_64);
     if constexpr (N == 128 && !brain) WEFT_PRODUCT("128", "f16", WEFT_NAMES_64, "%64", "%65", "%66", WEFT_64);
+    if constexpr (N == 256 && brain) WEFT_PRODUCT("256", "bf16", WEFT_NAMES_128, "%128", "%129", "%130", WEFT_128);
+    if constexpr (N == 256 && !brain) WEFT_PRODUCT("256", "f16", WEFT_NAMES_128, "%128", "%129", "%130", WEFT_128);
 #undef WEFT_PRODUCT
 }
 

@@ -52,10 +52,7 @@ template <class T, int N> __global__ void silu_mul_rows(const weft_silu_mul_args
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < packs; i += (int64_t)gridDim.x * blockDim.x) {
         Pack<T, N> p = ((const Pack<T, N> *)gate)[i], q = ((const Pack<T, N> *)up)[i];
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            float g = widen(p.v[j]);
-            p.v[j] = narrow<T>(g / (1.0f + expf(-g)) * widen(q.v[j]));
-        }
+        for (int j = 0; j < N; j++) p.v[j] = narrow<T>(silu_times<T>(widen(p.v[j]), widen(q.v[j])));
         ((Pack<T, N> *)y)[i] = p;
     }
 }

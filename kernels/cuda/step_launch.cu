@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/linear_batch.cuh"
 #include "kernels/cuda/linear_fp8.cuh"
+#include "kernels/cuda/long_record.cuh"
 #include "kernels/cuda/step_list.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 
@@ -16,6 +17,7 @@ static_assert(PACKETS_AT + STEP_PACKETS * sizeof(uint4) <= WEFT_FUSED_BYTES, "me
 
 struct weft_fused {
     StepList list;
+    LongPending pending; /* where the list takes nothing */
     char *memory; /* device: arrivals, streams, instructions */
     void *stream;
     StepInstruction *taken, *ready; /* host; ready: with waits, as the device gets them */
@@ -43,6 +45,7 @@ extern "C" weft_status weft_fused_begin(weft_fused **out, weft_cuda_context *con
     r->list.blocks = context->sms;
     r->list.most_tokens = all ? (int)STEP_TOKENS : 1;
     r->list.batch = all == 0;
+    r->pending.all = all != 0;
     r->memory = (char *)memory;
     r->stream = stream;
     if (memory != NULL && step_possible(device, r->list.blocks)) {
@@ -60,9 +63,21 @@ extern "C" weft_status weft_fused_begin(weft_fused **out, weft_cuda_context *con
     return WEFT_OK;
 }
 
+static void note_failure(weft_fused *r, weft_status status)
+{
+    if (status == WEFT_OK || r->failure != WEFT_OK) return;
+    r->failure = status;
+    snprintf(r->why, sizeof r->why, "%s", weft_error_message());
+}
+
 extern "C" int weft_fused_take(weft_fused *r, weft_fused_op op, const void *args)
 {
-    if (r->list.capacity == 0) return 0;
+    if (r->list.capacity == 0) {
+        weft_status status = WEFT_OK;
+        const bool taken = r->pending.take(op, args, r->stream, &status);
+        note_failure(r, status);
+        return taken;
+    }
     switch (op) {
     case WEFT_FUSED_embedding: return r->list.take((const weft_embedding_args *)args);
     case WEFT_FUSED_linear: return r->list.take((const weft_linear_args *)args);
@@ -265,15 +280,12 @@ static weft_status launch_together(weft_fused *r, bool *done)
 
 extern "C" weft_status weft_fused_flush(weft_fused *r)
 {
-    if (r->list.count == 0) return WEFT_OK;
     bool done = false;
-    weft_status status = launch_together(r, &done);
+    weft_status status = r->pending.flush(r->stream);
+    if (r->list.count > 0 && status == WEFT_OK) status = launch_together(r, &done);
     for (int i = 0; i < r->list.count && !done && status == WEFT_OK; i++) status = launch_alone(&r->list, &r->list.list[i], r->stream);
     r->list.count = r->list.num_groups = 0;
-    if (status != WEFT_OK && r->failure == WEFT_OK) {
-        r->failure = status;
-        snprintf(r->why, sizeof r->why, "%s", weft_error_message());
-    }
+    note_failure(r, status);
     return status;
 }
 

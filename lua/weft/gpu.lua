@@ -4,7 +4,8 @@
 -- runs launch by launch, the second is captured, all others replay what was captured. Its record lies in
 -- memory that the graph reads, and the tokens, chosen on the GPUs, in memory that it writes: a replayed step is one
 -- call into the driver. The one place where rank 0 waits is for the tokens, and by then the next step is on its
--- way. Eager sessions choose on the host.
+-- way. Steps that are not captured join operations to the products in front of them (core.graph.join). Eager sessions do
+-- neither, and choose on the host.
 local core = require "weft.core"
 
 local gpu = {}
@@ -125,7 +126,9 @@ end
 function gpu.launch(session, step)
   step:upload()
   local graph, logits = graph_for(session, step), nil
-  if graph then graph:launch() else logits = forward(session, step) end
+  if graph then graph:launch()
+  elseif session.graphs then logits = core.graph.join(forward, session, step)
+  else logits = forward(session, step) end
   local launched = { step = step, rows = step.num_logits }
   if launched.rows == 0 then return launched end
   if step.gather_logits then launched.logits = core.to_host(session.model.lm_head:gather(logits)) end

@@ -44,6 +44,7 @@ describe("GPUs", function()
   end)
   it("are needed for graphs", function()
     assert.has_error(function() core.graph.capture(function() end) end, nil)
+    assert.has_error(function() core.graph.join(function() end) end, nil)
   end)
 end)
 

@@ -16,7 +16,9 @@
  *                 running it; .fresh is false once addresses have moved: capture again. together: operations
  *                 become few launches where they can; no other rank may use the GPU then
  *     :launch()     replays it
- *     :close()      gives it back */
+ *     :close()      gives it back
+ *   core.graph.join(fn, ...) -> what fn gives   runs fn(...) launch by launch; where an operation follows a product of many
+ *                 tokens they may be one launch, with the results of both */
 #include <string.h>
 #include <time.h>
 
@@ -152,6 +154,21 @@ static int l_capture(lua_State *L)
     return 1;
 }
 
+/* Whatever fn does, the joining ends. */
+static int l_join(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    weft_rank *rank = weft_lua_rank(L);
+    if (rank->cuda == NULL) return luaL_error(L, "operations are joined on a GPU, and this rank computes on a CPU");
+    weft_raise_if(L, weft_cuda_join_begin(rank->cuda));
+    if (lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0) != 0) {
+        (void)weft_cuda_join_end(rank->cuda, 0);
+        return lua_error(L);
+    }
+    weft_raise_if(L, weft_cuda_join_end(rank->cuda, 1));
+    return lua_gettop(L);
+}
+
 static weft_cuda_graph *check_graph(lua_State *L)
 {
     return (weft_cuda_graph *)weft_box_check(L, 1, GRAPH);
@@ -175,7 +192,7 @@ void weft_open_device(lua_State *L)
 {
     static const luaL_Reg gpu[] = {{"count", l_count}, {"why_none", l_why_none},       {"describe", l_describe}, {"block_bytes", l_block_bytes}, {"use", l_use},
                                    {"index", l_index}, {"pace", l_pace}, {"driver_seconds", l_driver_seconds}, {"forget_tokens", l_forget_tokens}, {"synchronize", l_synchronize}, {"copy_speed", l_copy_speed}, {NULL, NULL}};
-    static const luaL_Reg graph[] = {{"capture", l_capture}, {NULL, NULL}};
+    static const luaL_Reg graph[] = {{"capture", l_capture}, {"join", l_join}, {NULL, NULL}};
     static const luaL_Reg methods[] = {{"launch", l_launch}, {NULL, NULL}};
     weft_box_class(L, GRAPH, methods, fields, NULL);
     lua_newtable(L);

@@ -336,7 +336,7 @@ weft_status weft_cuda_wait(weft_cuda *cuda)
 {
     if (cuda->capturing) return weft_fail(WEFT_INTERNAL, "waiting while a graph is captured: a step must not wait");
     WEFT_TRY(weft__cuda_usable(cuda));
-    cudaError_t error = cudaEventRecord(cuda->waited, cuda->stream);
+    cudaError_t error = cudaEventRecord(cuda->waited, weft_cuda_stream(cuda));
     if (error != cudaSuccess) return weft__cuda_fail(cuda, "recording an event", error);
     return weft__cuda_wait_event(cuda, cuda->waited, "waiting for the stream");
 }

@@ -118,6 +118,10 @@ void weft_cuda_forget_tokens(weft_cuda *cuda); /* nobody asks for those on their
  * together: operations become few launches where they can (kernels/weft_fused.h), which must have the
  * GPU for themselves. */
 weft_status weft_cuda_graph_begin(weft_cuda *cuda, int together);
+/* From begin to end, work that is not captured: an operation may run in the end of the product of many tokens in front of it
+ * (kernels/weft_fused.h). end is called in any case; without keep what was taken and not launched is dropped. */
+weft_status weft_cuda_join_begin(weft_cuda *cuda);
+weft_status weft_cuda_join_end(weft_cuda *cuda, int keep);
 /* An operation (a weft_fused_op) that is to run. 1: it will, with others; 0: launch it. */
 int weft_cuda_take(weft_cuda *cuda, int op, const void *args);
 weft_status weft_cuda_graph_end(weft_cuda *cuda, weft_cuda_graph **out);

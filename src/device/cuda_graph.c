@@ -56,6 +56,23 @@ static weft_status end_together(weft_cuda *cuda, int keep, void **memory)
     return fused != NULL ? weft_fused_end(fused, keep) : WEFT_OK;
 }
 
+/* WEFT_SYNC waits for each operation, so there none waits for another. */
+weft_status weft_cuda_join_begin(weft_cuda *cuda)
+{
+    WEFT_TRY(weft__cuda_usable(cuda));
+    if (cuda->fused != NULL || cuda->capturing) return weft_fail(WEFT_INVALID, "operations are being joined or captured already");
+    return cuda->sync ? WEFT_OK : weft_fused_begin(&cuda->fused, cuda->kernels, NULL, 0, cuda->stream);
+}
+
+weft_status weft_cuda_join_end(weft_cuda *cuda, int keep)
+{
+    struct weft_fused *fused = cuda->fused;
+    if (fused == NULL) return WEFT_OK;
+    if (keep) (void)weft_fused_flush(fused); /* a failure comes out at the end */
+    cuda->fused = NULL;
+    return weft_fused_end(fused, keep);
+}
+
 int weft_cuda_take(weft_cuda *cuda, int op, const void *args)
 {
     return cuda->fused != NULL && weft_fused_take(cuda->fused, (weft_fused_op)op, args);
@@ -64,7 +81,7 @@ int weft_cuda_take(weft_cuda *cuda, int op, const void *args)
 weft_status weft_cuda_graph_begin(weft_cuda *cuda, int together)
 {
     WEFT_TRY(weft__cuda_usable(cuda));
-    if (cuda->capturing) return weft_fail(WEFT_INVALID, "a graph is being captured already");
+    if (cuda->capturing || cuda->fused != NULL) return weft_fail(WEFT_INVALID, "a graph is being captured already, or operations are being joined");
     if (together) WEFT_TRY(begin_together(cuda));
     cudaError_t error = cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal);
     if (error == cudaSuccess) {

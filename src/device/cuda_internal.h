@@ -56,7 +56,7 @@ struct weft_cuda {
     double timeout;
     uint64_t generation;
     struct weft_cuda_graph *graphs; /* all of them */
-    struct weft_fused *fused; /* while a graph is captured whose operations run together */
+    struct weft_fused *fused; /* while a graph is captured whose operations run together, or operations are joined */
     void *fused_memory;
     char cause[256]; /* what ruined the context; empty: nothing */
 

@@ -57,6 +57,8 @@ weft_status weft_cuda_tokens(weft_cuda *cuda, const int32_t **ids) { return none
 void weft_cuda_forget_tokens(weft_cuda *cuda) {}
 weft_status weft_cuda_pace(weft_cuda *cuda) { return none(); }
 weft_status weft_cuda_graph_begin(weft_cuda *cuda, int together) { return none(); }
+weft_status weft_cuda_join_begin(weft_cuda *cuda) { return none(); }
+weft_status weft_cuda_join_end(weft_cuda *cuda, int keep) { return WEFT_OK; }
 int weft_cuda_take(weft_cuda *cuda, int op, const void *args) { return 0; }
 weft_status weft_cuda_graph_end(weft_cuda *cuda, weft_cuda_graph **out) { return none(); }
 weft_status weft_cuda_graph_launch(weft_cuda_graph *graph) { return none(); }

@@ -28,3 +28,4 @@ void check_attention(void);
 void check_dcp(void);
 void check_experts(void);
 void check_fused(void);
+void check_joined(void);

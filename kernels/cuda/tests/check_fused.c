@@ -15,7 +15,7 @@ typedef struct {
     int64_t tokens, requests, hidden, heads, kv, dim, inner, context;
     weft_dtype dtype, w_dtype;
     int bias, merged, apart; /* merged: q, k and v from one product; apart: another operation between norm and product */
-    int batch; /* products of several tokens as launches of their own */
+    enum { TOGETHER, BATCH, JOIN } kind; /* one launch; products of several tokens as launches of their own; of many, with what follows in their ends */
     int first; /* the list begins with a norm and its product */
 } shape;
 
@@ -122,7 +122,7 @@ static void layers(const shape *s, int number)
     failure = WEFT_OK;
     if (cudaMalloc(&memory, WEFT_FUSED_BYTES) || cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) ||
         cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal)) exit(1);
-    if (weft_fused_begin(&fused, twin_context(), memory, !s->batch, stream) != WEFT_OK) exit(1);
+    if (weft_fused_begin(&fused, twin_context(), s->kind == JOIN ? NULL : memory, s->kind != BATCH, stream) != WEFT_OK) exit(1);
     {
         weft_embedding_args a = {.w = embedding, .ids = ids, .y = residual, .tokens = t, .hidden = s->hidden, .count = VOCAB, .w_dtype = s->dtype,
                                  .y_dtype = s->dtype}, d;
@@ -190,7 +190,7 @@ static void layers(const shape *s, int number)
     }
     if (error != cudaSuccess) note(weft_fail(WEFT_CUDA, "%s", cudaGetErrorString(error)));
     char name[48];
-    snprintf(name, sizeof name, "fused step, %s x %s", weft_dtype_name(s->dtype), weft_dtype_name(s->w_dtype));
+    snprintf(name, sizeof name, "%s, %s x %s", s->kind == JOIN ? "joined products" : "fused step", weft_dtype_name(s->dtype), weft_dtype_name(s->w_dtype));
     if (check_begin(name, failure, WEFT_OK)) {
         const double one = 3 * check_tolerance(s->dtype), deep = 6 * one;
         check_values(lse, WEFT_F32, t * s->heads, deep);
@@ -198,7 +198,8 @@ static void layers(const shape *s, int number)
         check_values(w[0].v_cache, s->dtype, cache, one);
         check_values(w[1].k_cache, s->dtype, cache, deep);
         check_values(residual, s->dtype, t * s->hidden, deep);
-        if (s->batch && s->w_dtype == s->dtype) check_values(normed, s->dtype, t * s->hidden, deep);
+        if (s->kind == JOIN) check_values(x, s->dtype, t * s->hidden, deep);
+        if (s->kind == JOIN || (s->kind == BATCH && s->w_dtype == s->dtype)) check_values(normed, s->dtype, t * s->hidden, deep);
         check_values(projected, s->dtype, t * qkv, deep);
         check_values(attended, s->dtype, t * s->heads * s->dim, deep);
         check_values(both, s->dtype, t * 2 * s->inner, deep);
@@ -215,38 +216,52 @@ static void layers(const shape *s, int number)
 void check_fused(void)
 {
     static const shape shapes[] = {
-        {1, 1, 512, 4, 2, 128, 1408, 300, WEFT_BF16, WEFT_BF16, 0, 1, 0, 0, 0},
-        {1, 1, 4096, 32, 8, 128, 3584, 1000, WEFT_BF16, WEFT_BF16, 0, 1, 0, 0, 0},
-        {3, 3, 1024, 8, 8, 64, 1000, 77, WEFT_BF16, WEFT_BF16, 1, 1, 0, 0, 0},
-        {8, 8, 768, 12, 4, 64, 2080, 200, WEFT_F16, WEFT_F16, 1, 0, 1, 0, 0},
-        {2, 2, 2048, 16, 2, 128, 4096, 40, WEFT_BF16, WEFT_F8E4M3, 0, 1, 1, 0, 0},
-        {1, 1, 4096, 32, 8, 128, 14336, 500, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, 0, 0},
-        {5, 2, 640, 10, 2, 64, 1280, 90, WEFT_F16, WEFT_F8E4M3, 1, 1, 0, 0, 0},
-        {7, 4, 96, 6, 3, 32, 160, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, 0, 0},
-        {1, 1, 100, 2, 1, 20, 130, 30, WEFT_BF16, WEFT_BF16, 0, 1, 0, 0, 0},
-        {8, 8, 3072, 24, 8, 128, 2816, 300, WEFT_BF16, WEFT_BF16, 1, 1, 0, 1, 0},
-        {2, 2, 3072, 24, 8, 128, 2816, 700, WEFT_BF16, WEFT_BF16, 0, 1, 1, 1, 0},
-        {7, 4, 2944, 20, 4, 128, 3008, 200, WEFT_F16, WEFT_F16, 1, 1, 0, 1, 0},
-        {5, 5, 2944, 24, 8, 128, 2912, 90, WEFT_BF16, WEFT_BF16, 0, 0, 0, 1, 0},
-        {6, 6, 2944, 48, 8, 64, 2900, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, 1, 0},
-        {16, 16, 3072, 24, 8, 128, 2752, 100, WEFT_BF16, WEFT_BF16, 0, 1, 1, 1, 0},
-        {1, 1, 1024, 8, 2, 128, 1408, 700, WEFT_BF16, WEFT_BF16, 1, 1, 0, 0, 1},
-        {1, 1, 2048, 16, 1, 128, 1408, 1, WEFT_F16, WEFT_F16, 0, 1, 1, 0, 1},
-        {1, 1, 1024, 8, 8, 128, 1408, 16, WEFT_BF16, WEFT_BF16, 0, 1, 0, 0, 0},
-        {1, 1, 1024, 8, 8, 128, 1408, 17, WEFT_BF16, WEFT_BF16, 0, 1, 0, 0, 0},
-        {1, 1, 1024, 8, 4, 128, 1408, 128, WEFT_BF16, WEFT_BF16, 0, 1, 0, 0, 0},
-        {1, 1, 1024, 8, 4, 128, 1408, 129, WEFT_BF16, WEFT_BF16, 0, 1, 0, 0, 0},
-        {1, 1, 1024, 8, 2, 128, 1408, 2300, WEFT_F16, WEFT_F16, 0, 1, 0, 0, 0},
-        {1, 1, 1000, 3, 1, 128, 1000, 333, WEFT_BF16, WEFT_BF16, 1, 1, 0, 0, 0},
-        {4, 4, 2048, 16, 4, 128, 3584, 120, WEFT_BF16, WEFT_F8E4M3, 1, 1, 0, 1, 0},
-        {8, 5, 1024, 16, 8, 64, 1408, 60, WEFT_BF16, WEFT_F8E4M3, 1, 0, 0, 1, 0},
-        {1, 1, 640, 5, 1, 128, 384, 40, WEFT_BF16, WEFT_F8E4M3, 1, 1, 0, 1, 0},
-        {3, 2, 1152, 9, 3, 128, 1000, 90, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, 1, 0},
-        {7, 7, 1536, 24, 2, 64, 128, 33, WEFT_BF16, WEFT_F8E4M3, 0, 1, 1, 0, 0},
-        {29, 20, 3072, 24, 8, 128, 2816, 90, WEFT_BF16, WEFT_BF16, 1, 1, 0, 1, 0},
-        {32, 32, 2944, 24, 8, 128, 2952, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, 1, 0},
-        {30, 30, 2944, 24, 4, 128, 2880, 60, WEFT_F16, WEFT_F16, 1, 1, 0, 1, 0},
+        {1, 1, 512, 4, 2, 128, 1408, 300, WEFT_BF16, WEFT_BF16, 0, 1, 0, TOGETHER, 0},
+        {1, 1, 4096, 32, 8, 128, 3584, 1000, WEFT_BF16, WEFT_BF16, 0, 1, 0, TOGETHER, 0},
+        {3, 3, 1024, 8, 8, 64, 1000, 77, WEFT_BF16, WEFT_BF16, 1, 1, 0, TOGETHER, 0},
+        {8, 8, 768, 12, 4, 64, 2080, 200, WEFT_F16, WEFT_F16, 1, 0, 1, TOGETHER, 0},
+        {2, 2, 2048, 16, 2, 128, 4096, 40, WEFT_BF16, WEFT_F8E4M3, 0, 1, 1, TOGETHER, 0},
+        {1, 1, 4096, 32, 8, 128, 14336, 500, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, TOGETHER, 0},
+        {5, 2, 640, 10, 2, 64, 1280, 90, WEFT_F16, WEFT_F8E4M3, 1, 1, 0, TOGETHER, 0},
+        {7, 4, 96, 6, 3, 32, 160, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, TOGETHER, 0},
+        {1, 1, 100, 2, 1, 20, 130, 30, WEFT_BF16, WEFT_BF16, 0, 1, 0, TOGETHER, 0},
+        {8, 8, 3072, 24, 8, 128, 2816, 300, WEFT_BF16, WEFT_BF16, 1, 1, 0, BATCH, 0},
+        {2, 2, 3072, 24, 8, 128, 2816, 700, WEFT_BF16, WEFT_BF16, 0, 1, 1, BATCH, 0},
+        {7, 4, 2944, 20, 4, 128, 3008, 200, WEFT_F16, WEFT_F16, 1, 1, 0, BATCH, 0},
+        {5, 5, 2944, 24, 8, 128, 2912, 90, WEFT_BF16, WEFT_BF16, 0, 0, 0, BATCH, 0},
+        {6, 6, 2944, 48, 8, 64, 2900, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, BATCH, 0},
+        {16, 16, 3072, 24, 8, 128, 2752, 100, WEFT_BF16, WEFT_BF16, 0, 1, 1, BATCH, 0},
+        {1, 1, 1024, 8, 2, 128, 1408, 700, WEFT_BF16, WEFT_BF16, 1, 1, 0, TOGETHER, 1},
+        {1, 1, 2048, 16, 1, 128, 1408, 1, WEFT_F16, WEFT_F16, 0, 1, 1, TOGETHER, 1},
+        {1, 1, 1024, 8, 8, 128, 1408, 16, WEFT_BF16, WEFT_BF16, 0, 1, 0, TOGETHER, 0},
+        {1, 1, 1024, 8, 8, 128, 1408, 17, WEFT_BF16, WEFT_BF16, 0, 1, 0, TOGETHER, 0},
+        {1, 1, 1024, 8, 4, 128, 1408, 128, WEFT_BF16, WEFT_BF16, 0, 1, 0, TOGETHER, 0},
+        {1, 1, 1024, 8, 4, 128, 1408, 129, WEFT_BF16, WEFT_BF16, 0, 1, 0, TOGETHER, 0},
+        {1, 1, 1024, 8, 2, 128, 1408, 2300, WEFT_F16, WEFT_F16, 0, 1, 0, TOGETHER, 0},
+        {1, 1, 1000, 3, 1, 128, 1000, 333, WEFT_BF16, WEFT_BF16, 1, 1, 0, TOGETHER, 0},
+        {4, 4, 2048, 16, 4, 128, 3584, 120, WEFT_BF16, WEFT_F8E4M3, 1, 1, 0, BATCH, 0},
+        {8, 5, 1024, 16, 8, 64, 1408, 60, WEFT_BF16, WEFT_F8E4M3, 1, 0, 0, BATCH, 0},
+        {1, 1, 640, 5, 1, 128, 384, 40, WEFT_BF16, WEFT_F8E4M3, 1, 1, 0, BATCH, 0},
+        {3, 2, 1152, 9, 3, 128, 1000, 90, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, BATCH, 0},
+        {7, 7, 1536, 24, 2, 64, 128, 33, WEFT_BF16, WEFT_F8E4M3, 0, 1, 1, TOGETHER, 0},
+        {29, 20, 3072, 24, 8, 128, 2816, 90, WEFT_BF16, WEFT_BF16, 1, 1, 0, BATCH, 0},
+        {32, 32, 2944, 24, 8, 128, 2952, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, BATCH, 0},
+        {30, 30, 2944, 24, 4, 128, 2880, 60, WEFT_F16, WEFT_F16, 1, 1, 0, BATCH, 0},
     };
     for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
         if (!check_skips()) layers(&shapes[i], i);
+}
+
+void check_joined(void)
+{
+    static const shape shapes[] = {
+        {300, 3, 512, 4, 2, 128, 1408, 400, WEFT_BF16, WEFT_BF16, 0, 1, 0, JOIN, 0},
+        {257, 2, 1016, 6, 3, 128, 1000, 300, WEFT_F16, WEFT_F16, 0, 1, 1, JOIN, 0},
+        {130, 1, 640, 8, 4, 64, 776, 300, WEFT_BF16, WEFT_BF16, 0, 1, 0, JOIN, 0},
+        {515, 4, 384, 3, 1, 128, 520, 200, WEFT_BF16, WEFT_BF16, 0, 0, 0, JOIN, 0},
+        {261, 2, 768, 12, 4, 64, 1096, 200, WEFT_F16, WEFT_F16, 1, 1, 0, JOIN, 0},
+        {9, 3, 96, 2, 1, 32, 100, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, JOIN, 0},
+    };
+    for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
+        if (!check_skips()) layers(&shapes[i], 100 + i);
 }
