@@ -34,8 +34,8 @@ template <int N, int END, int ROWS> __device__ __forceinline__ void batch_fetch(
     typedef BatchRoom<N, END, ROWS> Room;
     const uint32_t ring = shared_address(room.ring), full = shared_address(room.full), empty = shared_address(room.empty);
     /* Coordinates of a unit: its first column, or with several chunks the number of the first. */
-    auto columns = [](int unit) { return Room::SUMS == 1 ? unit * BATCH_K : 0; };
-    auto chunks = [](int unit) { return Room::SUMS == 1 ? 0 : unit * Room::SUMS; };
+    auto columns = [](int unit) { return Room::CHUNKS == 1 ? unit * BATCH_K : 0; };
+    auto chunks = [](int unit) { return Room::CHUNKS == 1 ? 0 : unit * Room::CHUNKS; };
     auto weights = [&](int unit, int place) {
         const int tile = unit / share.units, at = share.unit + unit - tile * share.units, rows = END == END_SILU ? ROWS / 2 : ROWS;
         barrier_expect(full + 8 * place, Room::UNIT);
@@ -168,10 +168,15 @@ template <class T, int N, int END, int ROWS> __device__ __forceinline__ void bat
         for (int unit = 0; unit < share.units; unit++) {
             barrier_wait(full + 8 * place, parity);
             const uint32_t at = ring + place * Room::UNIT;
-            const uint64_t w = tile_descriptor(at + side * (Room::W_BYTES / 2), 0), x = tile_descriptor(at + Room::W_BYTES + (ROWS == 64 ? side * Room::CHUNK_X : 0), 0);
+            /* A warpgroup has its rows of each chunk, or its chunk of each unit. */
+            const uint64_t w = tile_descriptor(at + side * (ROWS == 64 ? Room::CHUNK_W : Room::CHUNK_W / 2), 0);
+            const uint64_t x = tile_descriptor(at + Room::W_BYTES + (ROWS == 64 ? side * Room::CHUNK_X : 0), 0);
             products_begin();
 #pragma unroll
-            for (int i = 0; i < BATCH_K / 16; i++) product_shared<T, N>(c, w + 2 * i, x + 2 * i, unit > 0 || i > 0);
+            for (int i = 0; i < BATCH_K / 16 * Room::CHUNKS / Room::SUMS; i++) {
+                const int chunk = i / (BATCH_K / 16), step = 2 * (i % (BATCH_K / 16));
+                product_shared<T, N>(c, w + chunk * (Room::CHUNK_W / 16) + step, x + chunk * (Room::CHUNK_X / 16) + step, unit > 0 || i > 0);
+            }
             products_commit();
             if (unit > 0) {
                 products_wait<1>();
@@ -260,7 +265,7 @@ template <class T, int N, int END, int ROWS> static bool launch_batch(const Batc
 
 enum { FEW = 16 }; /* tokens, up to which silu goes with tiles of 128 rows, and rope joins (scripts/bench.md) */
 
-/* How a product is cut: tiles of `rows` dealt to clusters, a tile's units, of 128 / rows chunks, to the `split` blocks of a cluster. */
+/* How a product is cut: tiles of `rows` dealt to clusters, a tile's units, of `chunks` chunks, to the `split` blocks of a cluster. */
 struct BatchCut {
     int rows, tiles, units, clusters, split;
 };
@@ -268,16 +273,15 @@ struct BatchCut {
 static int columns_for(int64_t tokens) { return tokens <= 8 ? 8 : tokens <= FEW ? FEW : 32; }
 
 /* So that the busiest block fetches little, and then with few joins. */
-static BatchCut cut(const weft_linear_args &a, bool halves, int64_t gates)
+static BatchCut cut(const weft_linear_args &a, bool halves, int chunks, int64_t gates)
 {
     BatchCut best = {};
     int64_t least_bytes = INT64_MAX;
-    for (int rows = 128; rows >= (halves && a.k % BATCH_K == 0 ? 64 : 128); rows /= 2)
+    for (int rows = 128; rows >= (halves ? 64 : 128); rows /= 2)
         for (int log = 0; log < 2; log++) {
             const int64_t tiles = gates > 0 ? div_up(gates, rows / 2) : div_up(a.n, rows), clusters = least(tiles, a.cuda->clusters[log]);
             if (clusters < 1) continue;
-            const int64_t each = 128 / rows, units = div_up(a.k, each * BATCH_K);
-            const int64_t turns = div_up(tiles, clusters), bytes = turns * div_up(units, 1 << log) * each * (rows + columns_for(a.tokens));
+            const int64_t units = div_up(a.k, chunks * BATCH_K), turns = div_up(tiles, clusters), bytes = turns * div_up(units, 1 << log) * (rows + columns_for(a.tokens));
             if (bytes * 100 >= least_bytes * 95) continue;
             least_bytes = bytes;
             best = {rows, (int)tiles, (int)units, (int)div_up(tiles, turns), 1 << log};
@@ -299,11 +303,12 @@ template <class T, int N, int END> static bool start(BatchJob &job, void *stream
 {
     const weft_linear_args &a = job.a;
     const int64_t planes = END == END_SILU ? 2 : 1, rows = END == END_SILU ? job.silu.cols : a.n;
-    const BatchCut c = cut(a, END == END_PLAIN || END == END_NORM, END == END_SILU ? job.silu.cols : 0);
+    const int chunks = END == END_SILU ? 1 : 2;
+    const BatchCut c = cut(a, END == END_PLAIN || END == END_NORM, chunks, END == END_SILU ? job.silu.cols : 0);
     if (c.clusters < 1) return false;
-    if (!inputs_map(job, N, 128 / c.rows)) return false;
-    if (c.rows == 64 ? !tensor_map(&job.w, a.w_dtype, a.w, {BATCH_K, rows, a.k / BATCH_K}, {2 * a.w_stride, 2 * BATCH_K}, {BATCH_K, 64, 2})
-                     : !tensor_map(&job.w, a.w_dtype, a.w, {a.k, rows, planes}, {2 * a.w_stride, 2 * a.w_stride * (planes > 1 ? rows : 1)}, {BATCH_K, c.rows / planes, planes}))
+    if (!inputs_map(job, N, chunks)) return false;
+    if (chunks > 1 ? !tensor_map(&job.w, a.w_dtype, a.w, {BATCH_K, rows, a.k / BATCH_K}, {2 * a.w_stride, 2 * BATCH_K}, {BATCH_K, c.rows, chunks})
+                   : !tensor_map(&job.w, a.w_dtype, a.w, {a.k, rows, planes}, {2 * a.w_stride, 2 * a.w_stride * (planes > 1 ? rows : 1)}, {BATCH_K, c.rows / planes, planes}))
         return false;
     job.units = c.units, job.tiles = c.tiles, job.split = c.split;
     if constexpr (END == END_PLAIN || END == END_NORM)
@@ -340,7 +345,7 @@ static bool heads_fit(BatchJob &job)
 /* Rows of sums of squares that a product with a norm behind it leaves. */
 static int square_rows(const weft_linear_args &a)
 {
-    const BatchCut c = cut(a, true, 0);
+    const BatchCut c = cut(a, true, 2, 0);
     return c.tiles * (int)most(c.split * 8 / columns_for(a.tokens), 1);
 }
 
@@ -377,7 +382,7 @@ void batch_clusters(int (&clusters)[BATCH_SPLITS])
 bool batch_fits(const weft_linear_args *a)
 {
     if (a->x_dtype != a->w_dtype || (a->x_dtype != WEFT_BF16 && a->x_dtype != WEFT_F16) || a->tokens < 2 || a->tokens > BATCH_TOKENS) return false;
-    if (!aligned(a->x, 16) || !aligned(a->w, 16) || (a->x_stride | a->w_stride) % 8 != 0 || a->k < 1) return false;
+    if (!aligned(a->x, 16) || !aligned(a->w, 16) || (a->x_stride | a->w_stride) % 8 != 0 || a->k < BATCH_K || a->k % BATCH_K != 0) return false;
     return a->cuda != NULL && a->cuda->clusters[0] > 0 && div_up(a->n, 64) * div_up(a->k, BATCH_K) <= 1 << 30;
 }
 

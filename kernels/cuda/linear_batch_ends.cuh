@@ -47,15 +47,17 @@ struct BatchJob {
 template <int N, int END, int ROWS> struct BatchRoom {
     enum {
         SUMS = 128 / ROWS,      /* of a four, in a block: two warpgroups share a tile's columns if they do not its rows */
-        CHUNK_W = ROWS * BATCH_K * 2, CHUNK_X = N * BATCH_K * 2,
-        W_BYTES = SUMS * CHUNK_W, /* a unit is a chunk of BATCH_K columns for each warpgroup that has columns of its own: large copies, of which one thread asks for few */
-        UNIT = W_BYTES + SUMS * CHUNK_X,
+        CHUNKS = END == END_SILU ? 1 : 2, /* of BATCH_K columns in a unit: one thread asks for it all, and for a large copy as fast as for a small one */
+        CHUNK_W = ROWS * BATCH_K * 2,
+        CHUNK_X = N * BATCH_K * 2,
+        W_BYTES = CHUNKS * CHUNK_W,
+        UNIT = W_BYTES + CHUNKS * CHUNK_X,
         GROUP = 2 * ROWS,       /* fours of 8 tokens */
         FOURS = N / 8 * GROUP,  /* of a tile */
         TURNS = END == END_HEADS ? N : 1,
         OTHER = FOURS * SUMS * 16 + TURNS * (HEAD + 4) * 4 + TURNS * 8 + BATCH_SUMMING * 4 + N * 4 + 8 * N * 4 + 1024,
         ROOM = (BATCH_SHARED - 1024 - OTHER) / UNIT,
-        MOST = ROWS == 64 ? 8 : 10,
+        MOST = (ROWS == 64 ? 16 : 10) / CHUNKS,
         DEPTH = ROOM < MOST ? ROOM : MOST
     };
     alignas(1024) char ring[DEPTH][UNIT];
