@@ -1,7 +1,7 @@
 /* kernels/cuda/linear_batch.cu - products of 2 to 32 tokens with 16-bit weights on Hopper GPUs.
  *
- * A tile is 128 rows of w, which are the tensor cores' rows; tokens are its columns. A unit is a tile's next 64 columns
- * of w, or 128 of a tile of 64 rows: 16 KB. Tiles are dealt to clusters of one or two blocks, one on each multiprocessor (more do not fill it), and a
+ * A tile is 128 rows of w, which are the tensor cores' rows; tokens are its columns. A unit is a tile's next 128
+ * columns of w. Tiles are dealt to clusters of one or two blocks, one on each multiprocessor (more do not fill it), and a
  * tile's units to the blocks of its cluster. In a block one thread fetches units through the copy engine into a ring, weights of the first ones
  * before the kernel in front has ended, and two warpgroups multiply, 64 rows each. The blocks of a cluster then send each
  * other their sums, so that each ends its part of the tile: through shared memory, since a way to the L2 and back takes 2
@@ -33,17 +33,14 @@ template <int N, int END, int ROWS> __device__ __forceinline__ void batch_fetch(
 {
     typedef BatchRoom<N, END, ROWS> Room;
     const uint32_t ring = shared_address(room.ring), full = shared_address(room.full), empty = shared_address(room.empty);
-    /* Coordinates of a unit: its first column, or with several chunks the number of the first. */
-    auto columns = [](int unit) { return Room::CHUNKS == 1 ? unit * BATCH_K : 0; };
-    auto chunks = [](int unit) { return Room::CHUNKS == 1 ? 0 : unit * Room::CHUNKS; };
     auto weights = [&](int unit, int place) {
-        const int tile = unit / share.units, at = share.unit + unit - tile * share.units, rows = END == END_SILU ? ROWS / 2 : ROWS;
+        const int tile = unit / share.units, at = share.unit + unit - tile * share.units;
         barrier_expect(full + 8 * place, Room::UNIT);
-        copy_box(ring + place * Room::UNIT, &job.w, columns(at), (share.tile + tile) * rows, chunks(at), full + 8 * place);
+        copy_box(ring + place * Room::UNIT, &job.w, 0, (share.tile + tile) * ROWS, at * Room::CHUNKS, full + 8 * place);
     };
     auto inputs = [&](int unit, int place) {
         const int at = share.unit + unit % share.units;
-        copy_box(ring + place * Room::UNIT + Room::W_BYTES, &job.x, columns(at), 0, chunks(at), full + 8 * place);
+        copy_box(ring + place * Room::UNIT + Room::W_BYTES, &job.x, 0, 0, at * Room::CHUNKS, full + 8 * place);
     };
     batch_feed(share.tiles * share.units, Room::DEPTH, Room::W_BYTES >> 10, empty, shared_address(&room.ready), weights, inputs);
 }
@@ -112,8 +109,7 @@ template <class T, int N, int END, int ROWS> struct BatchFinish {
     {
         const Four f = Four::at<ROWS>(share.rank * per + i);
         const float4 v = sum(i);
-        if (END == END_SILU) batch_silu<T>(job, f, (int64_t)tile * 64 + 16 * f.warp, v, sum(i ^ 32));
-        else if (END == END_HEADS) batch_heads<T>(job, room, f, tile, v, sum(i ^ 32));
+        if (END == END_HEADS) batch_heads<T>(job, room, f, tile, v, sum(i ^ 32));
         else {
             const int64_t row = (int64_t)tile * ROWS + 64 * f.side + 16 * f.warp;
             if (END == END_NORM) {
@@ -263,9 +259,9 @@ template <class T, int N, int END, int ROWS> static bool launch_batch(const Batc
     return true;
 }
 
-enum { FEW = 16 }; /* tokens, up to which silu goes with tiles of 128 rows, and rope joins (scripts/bench.md) */
+enum { FEW = 16 }; /* tokens, up to which rope joins (scripts/bench.md) */
 
-/* How a product is cut: tiles of `rows` dealt to clusters, a tile's units, of `chunks` chunks, to the `split` blocks of a cluster. */
+/* How a product is cut: tiles of `rows` dealt to clusters, a tile's units, to the `split` blocks of a cluster. */
 struct BatchCut {
     int rows, tiles, units, clusters, split;
 };
@@ -273,15 +269,15 @@ struct BatchCut {
 static int columns_for(int64_t tokens) { return tokens <= 8 ? 8 : tokens <= FEW ? FEW : 32; }
 
 /* So that the busiest block fetches little, and then with few joins. */
-static BatchCut cut(const weft_linear_args &a, bool halves, int chunks, int64_t gates)
+static BatchCut cut(const weft_linear_args &a, bool halves)
 {
     BatchCut best = {};
     int64_t least_bytes = INT64_MAX;
     for (int rows = 128; rows >= (halves ? 64 : 128); rows /= 2)
         for (int log = 0; log < 2; log++) {
-            const int64_t tiles = gates > 0 ? div_up(gates, rows / 2) : div_up(a.n, rows), clusters = least(tiles, a.cuda->clusters[log]);
+            const int64_t tiles = div_up(a.n, rows), clusters = least(tiles, a.cuda->clusters[log]);
             if (clusters < 1) continue;
-            const int64_t units = div_up(a.k, chunks * BATCH_K), turns = div_up(tiles, clusters), bytes = turns * div_up(units, 1 << log) * (rows + columns_for(a.tokens));
+            const int64_t units = div_up(a.k, BATCH_CHUNKS * BATCH_K), turns = div_up(tiles, clusters), bytes = turns * div_up(units, 1 << log) * (rows + columns_for(a.tokens));
             if (bytes * 100 >= least_bytes * 95) continue;
             least_bytes = bytes;
             best = {rows, (int)tiles, (int)units, (int)div_up(tiles, turns), 1 << log};
@@ -302,16 +298,12 @@ static bool inputs_map(BatchJob &job, int columns, int chunks)
 template <class T, int N, int END> static bool start(BatchJob &job, void *stream)
 {
     const weft_linear_args &a = job.a;
-    const int64_t planes = END == END_SILU ? 2 : 1, rows = END == END_SILU ? job.silu.cols : a.n;
-    const int chunks = END == END_SILU ? 1 : 2;
-    const BatchCut c = cut(a, END == END_PLAIN || END == END_NORM, chunks, END == END_SILU ? job.silu.cols : 0);
+    const BatchCut c = cut(a, END != END_HEADS);
     if (c.clusters < 1) return false;
-    if (!inputs_map(job, N, chunks)) return false;
-    if (chunks > 1 ? !tensor_map(&job.w, a.w_dtype, a.w, {BATCH_K, rows, a.k / BATCH_K}, {2 * a.w_stride, 2 * BATCH_K}, {BATCH_K, c.rows, chunks})
-                   : !tensor_map(&job.w, a.w_dtype, a.w, {a.k, rows, planes}, {2 * a.w_stride, 2 * a.w_stride * (planes > 1 ? rows : 1)}, {BATCH_K, c.rows / planes, planes}))
-        return false;
+    if (!inputs_map(job, N, BATCH_CHUNKS)) return false;
+    if (!tensor_map(&job.w, a.w_dtype, a.w, {BATCH_K, a.n, a.k / BATCH_K}, {2 * a.w_stride, 2 * BATCH_K}, {BATCH_K, c.rows, BATCH_CHUNKS})) return false;
     job.units = c.units, job.tiles = c.tiles, job.split = c.split;
-    if constexpr (END == END_PLAIN || END == END_NORM)
+    if constexpr (END != END_HEADS)
         if (c.rows == 64) return launch_batch<T, N, END, 64>(job, c.clusters, stream);
     return launch_batch<T, N, END, 128>(job, c.clusters, stream);
 }
@@ -321,7 +313,7 @@ template <int END> static bool by_tokens(BatchJob &job, void *stream)
     auto run = [&](auto tag) {
         using T = decltype(tag);
         if (job.a.tokens <= 8) return start<T, 8, END>(job, stream);
-        if constexpr (END == END_SILU || END == END_HEADS) return start<T, FEW, END>(job, stream);
+        if constexpr (END == END_HEADS) return start<T, FEW, END>(job, stream);
         else return job.a.tokens <= FEW ? start<T, FEW, END>(job, stream) : start<T, 32, END>(job, stream);
     };
     if (END == END_NORM) return run(bf16());
@@ -345,7 +337,7 @@ static bool heads_fit(BatchJob &job)
 /* Rows of sums of squares that a product with a norm behind it leaves. */
 static int square_rows(const weft_linear_args &a)
 {
-    const BatchCut c = cut(a, true, 2, 0);
+    const BatchCut c = cut(a, true);
     return c.tiles * (int)most(c.split * 8 / columns_for(a.tokens), 1);
 }
 
@@ -427,8 +419,7 @@ bool batch_product(const weft_linear_args *a, const BatchJoins &joins, void *str
     if (joins.silu != NULL) {
         job.silu = *joins.silu;
         const int columns = columns_for(a->tokens);
-        if (columns > FEW && inputs_map(job, columns, 1)) return batch_gates(job, columns, stream);
-        return columns <= FEW && job.silu.cols % 64 == 0 && by_tokens<END_SILU>(job, stream); /* whole tiles */
+        return inputs_map(job, columns, 1) && batch_gates(job, columns, stream);
     }
     if (joins.rope == NULL) return by_tokens<END_PLAIN>(job, stream);
     job.rope = *joins.rope;

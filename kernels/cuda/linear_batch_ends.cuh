@@ -18,6 +18,7 @@ enum {
     BATCH_SUMMING = 256,                 /* threads; a warp more fetches, and one writes norms */
     BATCH_THREADS = BATCH_SUMMING + 64,
     BATCH_SHARED = 232448,
+    BATCH_CHUNKS = 2, /* of BATCH_K columns in a unit: one thread asks for all, and for a large copy as fast as for a small one */
     BATCH_EARLY = 8, /* sums of squares that a thread asks for at once */
     /* Before the kernel in front has ended: so many KB at once, then one in so many clocks, about as fast as memory is. A
      * queue there would hold up what that kernel still writes. */
@@ -25,7 +26,7 @@ enum {
     BATCH_PACE = 32
 };
 
-enum BatchEnd { END_PLAIN, END_SILU, END_HEADS, END_NORM };
+enum BatchEnd { END_PLAIN, END_HEADS, END_NORM };
 
 enum { HEAD = 128 }; /* with END_HEADS a tile is one head of so many elements */
 
@@ -47,7 +48,7 @@ struct BatchJob {
 template <int N, int END, int ROWS> struct BatchRoom {
     enum {
         SUMS = 128 / ROWS,      /* of a four, in a block: two warpgroups share a tile's columns if they do not its rows */
-        CHUNKS = END == END_SILU ? 1 : 2, /* of BATCH_K columns in a unit: one thread asks for it all, and for a large copy as fast as for a small one */
+        CHUNKS = BATCH_CHUNKS,
         CHUNK_W = ROWS * BATCH_K * 2,
         CHUNK_X = N * BATCH_K * 2,
         W_BYTES = CHUNKS * CHUNK_W,
@@ -115,28 +116,6 @@ __device__ __forceinline__ float4 batch_bias(const weft_linear_args &a, const Fo
     const int64_t n = row + f.lane / 4;
     const float low = n < a.n ? load(a.bias, a.bias_dtype, n) : 0.0f, high = n + 8 < a.n ? load(a.bias, a.bias_dtype, n + 8) : 0.0f;
     return make_float4(v.x + low, v.y + low, v.z + high, v.w + high);
-}
-
-/* mate: of the other side, with the same rows among the gates. Each ends 8 of 16 rows. */
-template <class T> __device__ __forceinline__ void batch_silu(const BatchJob &job, const Four &f, int64_t row, float4 v, float4 mate)
-{
-    const weft_silu_mul_args &a = job.silu;
-    const int64_t own = f.side * a.cols, other = (1 - f.side) * a.cols;
-    v = batch_bias(job.a, f, own + row, v), mate = batch_bias(job.a, f, other + row, mate);
-    batch_write<T>(job.a, f, own + row, v);
-    const float4 gates = f.side == 0 ? v : mate, ups = f.side == 0 ? mate : v;
-    const float2 gate = widen_pair<T>(f.side == 0 ? pair<T>(gates.x, gates.y) : pair<T>(gates.z, gates.w));
-    const float2 up = widen_pair<T>(f.side == 0 ? pair<T>(ups.x, ups.y) : pair<T>(ups.z, ups.w));
-    const uint32_t two = turned(pair<T>(gate.x / (1.0f + expf(-gate.x)) * up.x, gate.y / (1.0f + expf(-gate.y)) * up.y));
-    const int64_t n = row + 8 * f.side + 2 * (f.lane % 4);
-    T *y = (T *)a.y + f.token() * a.y_stride + n;
-    if (f.token() >= a.rows) return;
-    if ((a.y_stride | a.cols) % 2 == 0 && (uintptr_t)a.y % 4 == 0) {
-        if (n < a.cols) *(uint32_t *)y = two;
-    } else {
-        if (n < a.cols) y[0] = ((const T *)&two)[0];
-        if (n + 1 < a.cols) y[1] = ((const T *)&two)[1];
-    }
 }
 
 /* The first side has the first halves of a head's pairs, the other their mates; each turns its own by the tokens' angles,

@@ -1,4 +1,4 @@
-/* kernels/cuda/linear_batch_gates.cu - the product of gates and their values for 17 to 32 tokens on Hopper GPUs, with silu.
+/* kernels/cuda/linear_batch_gates.cu - the product of gates and their values for up to 32 tokens on Hopper GPUs, with silu.
  *
  * Here tokens are the tensor cores' rows, 64 of them whatever their number, and rows of w the columns: a tile has 64 to 128
  * gates and as many values, so that each multiprocessor has one tile of about the same size and all columns of it, and

@@ -58,7 +58,7 @@ static void norm(const shape *s, const void *x, void *residual, const void *gain
 }
 
 struct weights {
-    void *qkv, *o, *up, *down, *bias, *k_cache, *v_cache;
+    void *qkv, *o, *up, *down, *bias, *up_bias, *k_cache, *v_cache;
 };
 struct scales {
     float *values;
@@ -89,6 +89,7 @@ static void layers(const shape *s, int number)
     for (int i = 0; i < LAYERS; i++) {
         w[i] = (struct weights){weight(s, qkv, s->hidden), weight(s, s->hidden, s->heads * s->dim), weight(s, 2 * s->inner, s->hidden),
                                 weight(s, s->hidden, s->inner), s->bias ? twin_random(qkv, s->dtype, 0, 0.3f) : NULL,
+                                s->bias && s->batch ? twin_random(2 * s->inner, s->dtype, 0, 0.3f) : NULL,
                                 twin_random(cache, s->dtype, 0, 1), twin_random(cache, s->dtype, 0, 1)};
     }
     struct scales up = {NULL, NULL}; /* one table for all: rows of 128, as many columns as the widest */
@@ -162,7 +163,7 @@ static void layers(const shape *s, int number)
             d = a, D(a), D(b), D(y);
             BOTH(add, a, d);
         }
-        product(s, normed, w[i].up, NULL, both, 2 * s->inner, s->hidden, s->dtype, up.values, up.rows);
+        product(s, normed, w[i].up, w[i].up_bias, both, 2 * s->inner, s->hidden, s->dtype, up.values, up.rows);
         {
             weft_silu_mul_args a = {.x = both, .y = inner, .rows = t, .cols = s->inner, .x_stride = 2 * s->inner, .y_stride = s->inner, .dtype = s->dtype}, d;
             d = a, D(x), D(y);
