@@ -89,7 +89,7 @@ static void layers(const shape *s, int number)
     for (int i = 0; i < LAYERS; i++) {
         w[i] = (struct weights){weight(s, qkv, s->hidden), weight(s, s->hidden, s->heads * s->dim), weight(s, 2 * s->inner, s->hidden),
                                 weight(s, s->hidden, s->inner), s->bias ? twin_random(qkv, s->dtype, 0, 0.3f) : NULL,
-                                s->bias && s->batch ? twin_random(2 * s->inner, s->dtype, 0, 0.3f) : NULL,
+                                s->bias && s->kind == BATCH ? twin_random(2 * s->inner, s->dtype, 0, 0.3f) : NULL,
                                 twin_random(cache, s->dtype, 0, 1), twin_random(cache, s->dtype, 0, 1)};
     }
     struct scales up = {NULL, NULL}; /* one table for all: rows of 128, as many columns as the widest */
