@@ -104,6 +104,7 @@ struct StepInstruction {
     int parts, row_tiles; /* of attention */
     int few;              /* one token, whose parts may meet in packets */
     int again;            /* few, and keys lie where those of the attention before do, in another layer's cache */
+    int fetches;          /* the next one is `again` and reads the cache that this product adds to: into the L2 with it */
     union {
         StepProduct product;
         weft_attention_args attention;
@@ -120,8 +121,10 @@ struct StepInstruction {
 
 /* What a block shares when it attends. */
 template <class T> struct StepAttention {
-    Joined<STEP_HEAD_DIM, 1, STEP_WARPS> warps;
-    typename ByLast<T, 1, STEP_WARPS>::Shared last;
+    union {
+        Joined<STEP_HEAD_DIM, 1, STEP_WARPS> warps;
+        typename ByLast<T, 1, STEP_WARPS>::Shared last; /* when all have read the others */
+    };
 };
 
 /* A group of two GPUs: what weft_peer says of it. */

@@ -206,13 +206,26 @@ __device__ __forceinline__ float4 step_joined(const float4 *meet, int splits)
     return all;
 }
 
+/* What the warp will read of the cache that this product adds to, into the L2, a line a lane: asked for while the blocks have weights to
+ * multiply, and there when they wait for one another. */
+__device__ __forceinline__ void step_fetch(const StepFixed &fixed, const weft_kv_write_args &kv)
+{
+    const StepPart &p = fixed.parts[step_thread() / 32];
+    const int at = step_thread() % 32 * 64; /* elements */
+    if (p.row < 0 || at >= min(p.old, (int)KEYS) * STEP_HEAD_DIM) return;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint16_t *)kv.k_cache + p.row * STEP_HEAD_DIM + at));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint16_t *)kv.v_cache + p.row * STEP_HEAD_DIM + at));
+}
+
 /* Attention of one token with 128 dims, by parts of up to 16 keys a warp. Everybody waits for it, so it is short, and the
  * parts of a KV head give one another their sums in packets that say themselves when they are there. False: nothing is done. */
-template <class T> __device__ __noinline__ bool step_attend_few(StepFixed &fixed, const StepInstruction &in)
+template <class T> __device__ __noinline__ bool step_attend_few(StepFixed &its_fixed, const StepInstruction &its_in)
 {
+    StepFixed &fixed = step_shared(its_fixed);
+    const StepInstruction &in = step_shared(its_in);
     constexpr int DIM = STEP_HEAD_DIM, TWOS = DIM / 2, MOST_TURNS = 8 * TWOS / STEP_THREADS;
     const weft_attention_args &a = in.attention;
-    Joined<DIM, 1, STEP_WARPS> &s = *(Joined<DIM, 1, STEP_WARPS> *)fixed.places.x;
+    Joined<DIM, 1, STEP_WARPS> &s = step_shared(*(Joined<DIM, 1, STEP_WARPS> *)fixed.places.x);
     const int thread = step_thread(), lane = thread % 32, g = lane / 4, q = lane % 4;
     const StepPart &p = fixed.parts[thread / 32];
     if (!in.again) step_find_part<T>(a, in.parts, fixed.parts[thread / 32]);

@@ -59,6 +59,13 @@ __device__ __forceinline__ uint32_t step_anew(uint32_t value)
     return value;
 }
 
+/* What lies in shared memory, by an address that the compiler knows to be one of it: functions that are not inlined get it by a reference
+ * that may point anywhere. */
+template <class T> __device__ __forceinline__ T &step_shared(T &where)
+{
+    return *(T *)__cvta_shared_to_generic(step_anew(shared_address(&where)));
+}
+
 __device__ __forceinline__ uint4 step_read(uint32_t address)
 {
     uint4 v;

@@ -233,7 +233,8 @@ template <class T> __device__ __forceinline__ void step_one_summed(const StepPro
     const StepPacks mine = step_mine(quads / 2);
     const bool sums = n.residual != nullptr, kept = p.kept != 0;
     const PeerPacket *first = step_box(g, g.own, 0, flag), *second = step_box(g, g.own, 1, flag);
-    uint2 *held = (uint2 *)places.held, v[QUADS], gain[QUADS];
+    uint2 *const held = &step_shared(*(uint2 *)places.held), *const row = &step_shared(*(uint2 *)places.x);
+    uint2 v[QUADS], gain[QUADS];
     for (unsigned turn = 1;; turn++) {
         uint64_t a[QUADS][2], b[QUADS][2];
         bool here = true;
@@ -264,13 +265,13 @@ template <class T> __device__ __forceinline__ void step_one_summed(const StepPro
         const float2 x = widen_pair<T>(v[i].x), y = widen_pair<T>(v[i].y);
         sum += x.x * x.x + x.y * x.y + y.x * y.x + y.y * y.y;
     }
-    const float factor = rsqrtf(step_block_sum(sum, places.sums) / (float)n.cols + n.eps);
+    const float factor = rsqrtf(step_block_sum(sum, &step_shared(*places.sums)) / (float)n.cols + n.eps);
 #pragma unroll
     for (int i = 0; i < QUADS; i++) {
         const int quad = thread + i * THREADS;
         if (quad >= quads) continue;
         const uint2 w = make_uint2(step_scale2<T>(v[i].x, gain[i].x, factor), step_scale2<T>(v[i].y, gain[i].y, factor));
-        ((uint2 *)places.x)[quad] = w;
+        row[quad] = w;
         if (quad / 2 >= mine.first && quad / 2 < mine.end) ((uint2 *)n.y)[quad] = w;
     }
 }

@@ -189,7 +189,7 @@ template <class T> struct StepInput {
         const weft_rms_norm_args &n = p.norm;
         const int thread = step_thread(), packs = (int)n.cols / 8;
         const bool sums = n.residual != nullptr, kept = p.kept != 0;
-        uint4 *row = (uint4 *)places.x, *held = (uint4 *)places.held, *y = (uint4 *)n.y;
+        uint4 *row = &step_shared(*(uint4 *)places.x), *held = &step_shared(*(uint4 *)places.held), *y = (uint4 *)n.y;
         const uint4 *x = (const uint4 *)n.x, *residual = (const uint4 *)n.residual, *gain = (const uint4 *)n.gain;
         const StepPacks mine = step_mine(packs);
         const float cols = (float)n.cols, eps = n.eps;
@@ -215,7 +215,7 @@ template <class T> struct StepInput {
             if (sums) v[i] = step_add8<T>(v[i], r[i]);
             sum += step_squares8<T>(v[i]);
         }
-        const float factor = rsqrtf(step_block_sum(sum, places.sums) / cols + eps);
+        const float factor = rsqrtf(step_block_sum(sum, &step_shared(*places.sums)) / cols + eps);
 #pragma unroll
         for (int i = 0; i < STEP_KEPT; i++) {
             const int pack = thread + i * STEP_WARPS * 32;
@@ -400,11 +400,14 @@ template <class T> __device__ __noinline__ int step_finish(const StepProduct &p,
 /* The same of one token. All blocks wait for the last tile of the last block, so whatever does not hang on the sums
  * comes before they are there, and what follows is short: code that runs once a tile is not in the instruction caches either.
  * Lane i has row i of the tile, i % 16 of it; lanes from 16 on add up half of the warps' sums. Results are written by two. */
-template <class T> __device__ __noinline__ int step_finish_one(const StepProduct &p, const StepPlaces &places, const StepRing &ring, int turn)
+template <class T> __device__ __noinline__ int step_finish_one(const StepProduct &its, const StepPlaces &places, const StepRing &its_ring, int turn)
 {
+    const StepProduct &p = step_shared(its);
+    const StepRing &ring = step_shared(its_ring);
     StepFinish<T> f;
     f.begin(p, places);
-    const float *sums_at = places.sums;
+    const float *sums_at = &step_shared(*places.sums);
+    f.cos_sin = &step_shared(*places.cos_sin), f.pages = &step_shared(*places.pages), f.positions = &step_shared(*places.positions);
     const int lane = threadIdx.x % 32, i = lane % 16, tiles = p.tiles, half = p.half;
     const bool pairs = half != 0, second = pairs && i >= 8;
     uint32_t before = 0; /* what the tile before read back */
@@ -470,6 +473,7 @@ __device__ __forceinline__ void step_tiles(const StepProduct &p, const StepRing 
     const int team = warp % STEP_TEAMS, second = warp / STEP_TEAMS;
     const uint32_t lane_at = r * 128 + (q ^ r) * 16 + second * (STEP_HALF / 128) * 2048;
     const uint32_t pieces_at = step_anew(ring.pieces);
+    float *const sums = &step_shared(*places.sums);
     for (int tile = step_first_tile(p.first); tile < p.tiles; tile += gridDim.x, turn++) {
         float c[2][4] = {};
         StepPlace mine = place;
@@ -486,7 +490,7 @@ __device__ __forceinline__ void step_tiles(const StepProduct &p, const StepRing 
         }
         place.advance(pieces, ring.places);
         const int buffer = turn % STEP_SUMS;
-        float *own = places.sums + (buffer * STEP_WARPS + warp) * tokens * 16 + r;
+        float *own = sums + (buffer * STEP_WARPS + warp) * tokens * 16 + r;
         if (!confirmed) confirm(), confirmed = true;
         step_barrier_wait(ring.finished + 8 * buffer, turn / STEP_SUMS % 2 ^ 1, ring);
         if (2 * q < tokens) own[32 * q] = c[0][0] + c[1][0], own[32 * q + 8] = c[0][2] + c[1][2];

@@ -436,9 +436,12 @@ static bool append_wait(StepInstruction *to, int *made, int room, bool puts)
     return true;
 }
 
-/* Copies the list to `to` with waits put in; the number of instructions, or -1 when they do not fit. A product without a norm
- * writes the residual sum that is held since one before, behind its wait and beside its first tile, where nobody waits
- * for it; if the sum is read or another one held sooner, an instruction of its own. */
+/* Whether attention reads the cache that this instruction adds to. */
+static bool adds_to(const StepInstruction &in, const weft_attention_args &a)
+{
+    return in.kind == STEP_PRODUCT && in.product.has_kv && in.product.kv.k_cache == a.k && in.product.kv.v_cache == a.v;
+}
+
 /* Whether two attentions have their parts of the keys in common. */
 static bool same_parts(const StepInstruction &x, const StepInstruction &y)
 {
@@ -450,6 +453,9 @@ static bool same_parts(const StepInstruction &x, const StepInstruction &y)
            a.first_head == b.first_head && a.first_kv_head == b.first_kv_head && a.keys == b.keys && a.causal == b.causal && a.window == b.window;
 }
 
+/* Copies the list to `to` with waits put in; the number of instructions, or -1 when they do not fit. A product without a norm
+ * writes the residual sum that is held since one before, behind its wait and beside its first tile, where nobody waits
+ * for it; if the sum is read or another one held sooner, an instruction of its own. */
 int StepList::arrange(StepInstruction *to, int room) const
 {
     StepTraffic since, next, late;
@@ -490,6 +496,7 @@ int StepList::arrange(StepInstruction *to, int room) const
         to[i].arrive = i + 1 < made && to[i + 1].wait;
         if (to[i].kind != STEP_ATTENTION || !to[i].few) continue;
         to[i].again = few != NULL && same_parts(*few, to[i]);
+        if (to[i].again) to[i - 1].fetches = adds_to(to[i - 1], to[i].attention);
         few = &to[i];
     }
     return made;

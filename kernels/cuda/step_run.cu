@@ -60,14 +60,17 @@ __device__ __forceinline__ void step_leave(StepFixed &fixed, const StepInstructi
     if (in.late) fixed.whole = in.product.keeps, fixed.late_norm = in.product.norm;
 }
 
-template <class T, StepHow HOW> __device__ __noinline__ void step_product(StepFixed &fixed, const StepInstruction &in)
+template <class T, StepHow HOW> __device__ __noinline__ void step_product(StepFixed &its_fixed, const StepInstruction &its_in)
 {
+    StepFixed &fixed = step_shared(its_fixed);
+    const StepInstruction &in = step_shared(its_in);
     step_aside(in.product, step_places(fixed.places, *(volatile int *)&fixed.at[step_thread() / 32]));
     step_take<T, HOW>(fixed, in);
     StepPlace place = fixed.place;
     int turn = fixed.turn;
     step_sync();
     if (step_thread() == 0) step_set_in_flight(&fixed.in_flight, fixed.program.in_flight);
+    if ((HOW == HOW_ONE || HOW == HOW_ONE_SUM) && in.fetches) step_fetch(fixed, in.product.kv);
     step_tiles<T, HOW>(in.product, fixed.ring, place, turn, fixed.places, [&] {
         const StepProduct &p = in.product;
         if (p.has_norm) step_arrived(step_back_shares<T>(p.norm, p.norm.y, p.norm.y_stride), fixed.ring.zero);
