@@ -89,8 +89,8 @@ __device__ __forceinline__ void score(float (&p)[NT][4], const Rows<DIM, NT> &s,
     }
 }
 
-/* Scores of 16 keys into weights; adds up the values. k0, k1: this lane's keys, for `masked`. */
-template <class T, int DIM, int NT>
+/* Scores of 16 keys into weights; adds up the values. k0, k1: this lane's keys, for `masked`. FIRST: nothing has been added up before. */
+template <class T, int DIM, int NT, bool FIRST = false>
 __device__ __forceinline__ void weigh(Rows<DIM, NT> &s, float (&p)[NT][4], const uint4 (&v)[DIM / 64][4], int k0, int k1, bool masked, float scale)
 {
 #pragma unroll
@@ -104,15 +104,15 @@ __device__ __forceinline__ void weigh(Rows<DIM, NT> &s, float (&p)[NT][4], const
                 if (k0 < s.low[n][e] || k0 >= s.high[n][e]) x0 = minus_inf();
                 if (k1 < s.low[n][e] || k1 >= s.high[n][e]) x1 = minus_inf();
             }
-            float top = fmaxf(s.max[n][e], fmaxf(x0, x1));
+            float top = FIRST ? fmaxf(x0, x1) : fmaxf(s.max[n][e], fmaxf(x0, x1));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 4));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 8));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 16));
             const float base = top == minus_inf() ? 0.0f : top;
-            ratio[e] = exp2f(s.max[n][e] - base);
+            ratio[e] = FIRST ? 0.0f : exp2f(s.max[n][e] - base);
             s.max[n][e] = top;
             x0 = exp2f(x0 - base), x1 = exp2f(x1 - base);
-            s.sum[n][e] = s.sum[n][e] * ratio[e] + x0 + x1;
+            s.sum[n][e] = FIRST ? x0 + x1 : s.sum[n][e] * ratio[e] + x0 + x1;
         }
         const uint32_t b0 = turned(pair<T>(p[n][0], p[n][1])), b1 = turned(pair<T>(p[n][2], p[n][3]));
 #pragma unroll
@@ -121,7 +121,8 @@ __device__ __forceinline__ void weigh(Rows<DIM, NT> &s, float (&p)[NT][4], const
             for (int t = 0; t < 4; t++) {
                 const uint32_t v0 = (&v[h][0].x)[t], v1 = (&v[h][1].x)[t], v2 = (&v[h][2].x)[t], v3 = (&v[h][3].x)[t];
                 float(&o)[4] = s.out[n][4 * h + t];
-                o[0] *= ratio[0], o[1] *= ratio[1], o[2] *= ratio[0], o[3] *= ratio[1];
+                if (FIRST) o[0] = o[1] = o[2] = o[3] = 0.0f;
+                else o[0] *= ratio[0], o[1] *= ratio[1], o[2] *= ratio[0], o[3] *= ratio[1];
                 mma<T>(o, __byte_perm(v0, v1, 0x5410), __byte_perm(v0, v1, 0x7632), __byte_perm(v2, v3, 0x5410), __byte_perm(v2, v3, 0x7632), b0, b1);
             }
     }

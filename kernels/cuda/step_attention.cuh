@@ -269,7 +269,7 @@ template <class T> __device__ __noinline__ bool step_attend_few(StepFixed &its_f
         for (int i = 0; i < 4; i++)
 #pragma unroll
             for (int h = 0; h < DIM / 64; h++) vf[h][i] = step_read(step_value(values, 2 * q + (i & 1) + (i & 2) * 4, 8 * h + g));
-        weigh<T, DIM, 1>(own, scores, vf, p.key + g, p.key + g + 8, p.key < p.low || p.key + KEYS > p.high, a.scale * log2_e);
+        weigh<T, DIM, 1, true>(own, scores, vf, p.key + g, p.key + g + 8, p.key < p.low || p.key + KEYS > p.high, a.scale * log2_e);
     }
     step_sync(); /* the values of a warp lie where its sums will */
     put_warp(s, own, p.rows, thread / 32);

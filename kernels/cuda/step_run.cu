@@ -97,6 +97,13 @@ template <class T> __device__ __noinline__ void step_other(StepFixed &fixed, con
 __device__ __forceinline__ void step_end(StepFixed &fixed)
 {
     step_sync();
+    if (step_thread() == 0) {
+        const StepInstruction &in = fixed.list[*(volatile int *)&fixed.at[0] % STEP_LISTED];
+        if (in.kind != STEP_PRODUCT && in.arrive) {
+            step_arrive(fixed);
+            fixed.arrived = 1;
+        }
+    }
     if (step_thread() % 32 == 0) ++*(volatile int *)&fixed.at[step_thread() / 32];
     __syncwarp();
 }
