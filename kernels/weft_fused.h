@@ -55,8 +55,8 @@ typedef enum weft_fused_op {
 } weft_fused_op;
 
 /* memory: WEFT_FUSED_BYTES of the current device, 256-byte aligned, the caller's, alive as long as what was
- * captured, or NULL. Launches go to `stream`, one that the context serves. Cards that cannot run it give a recorder that
- * takes nothing.
+ * captured, or NULL. Launches go to `stream`, one that the context serves. On cards that cannot run steps as one launch it takes
+ * none of their operations; products of many tokens it may take anywhere.
  * all: also products of several tokens, which launches do as fast or faster (scripts/bench.md); for checks and
  * measurements. */
 weft_status weft_fused_begin(weft_fused **out, weft_cuda_context *context, void *memory, int all, void *stream);

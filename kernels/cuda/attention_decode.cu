@@ -13,7 +13,7 @@
 
 namespace weft {
 
-enum { CLUSTER_SPLITS = 16, SHORT_KEYS = 512, WIDE_WARPS = 6 };
+enum { CLUSTER_SPLITS = 16, SHORT_KEYS = 512, WIDE_WARPS = 6, WIDE_KEYS = 4096 };
 
 /* What a block of a cluster shows to the others: the sums of its split. */
 template <int R, int DIM> struct Shown {
@@ -118,10 +118,11 @@ static int splits_for(const weft_attention_args *a, int64_t items, int64_t seq_l
     return splits_that_fill(items, places, limit);
 }
 
-/* Items that need not be cut: two blocks of 6 warps on each multiprocessor, which together have as many keys on their way as three of 4. */
-static bool wide_blocks_fill(const weft_attention_args *a, int64_t items)
+/* Items that need not be cut: two blocks of 6 warps on each multiprocessor, which together have as many keys on their way as three of 4. Not
+ * where one request may be much longer than the others: its blocks would end last. */
+static bool wide_blocks_fill(const weft_attention_args *a, int64_t items, int64_t seq_len)
 {
-    if (a->cuda == NULL) return false;
+    if (a->cuda == NULL || seq_len > WIDE_KEYS) return false;
     const int64_t places = 2 * a->cuda->sms, turns = div_up(items, places);
     return 20 * items >= 19 * turns * places;
 }
@@ -141,7 +142,7 @@ template <class T, int DIM, int NT> static void launch_decode(const weft_attenti
     }
     const dim3 whole((unsigned)split.row_tiles, (unsigned)a->num_kv_heads, (unsigned)a->requests + 1);
     if constexpr (NT == 1)
-        if (wide_blocks_fill(a, items)) {
+        if (wide_blocks_fill(a, items, seq_len)) {
             split.splits = 1;
             launch(decode<T, DIM, NT, false, WIDE_WARPS>, whole, WIDE_WARPS * 32, 0, stream, *a, split);
             return;

@@ -1,5 +1,5 @@
 /* kernels/cuda/attention_decode.cuh - decode attention (attention_decode.cu says how it works): one split of it by
- * a block, of 4 warps there and of 8 in a fused step (step.cuh). */
+ * a block, of 4 or 6 warps there and of 8 in a fused step (step.cuh). */
 #pragma once
 
 #include "kernels/cuda/attention.cuh"
@@ -256,7 +256,7 @@ __device__ __forceinline__ uint32_t put_joined(const weft_attention_args &a, con
     return of_out | of_lse;
 }
 
-/* All warps that attend: the block, or its first 8 warps where others do something else. */
+/* All WARPS warps that attend: the block, or in a fused step its first 8, as others do something else there. */
 template <int WARPS> __device__ __forceinline__ void sync_warps()
 {
     if (WARPS == DEC_WARPS) __syncthreads();

@@ -7,11 +7,11 @@ namespace weft {
 
 enum {
     BATCH_TOKENS = 32,
-    BATCH_K = 64,    /* columns of w that are fetched at once */
+    BATCH_K = 64,    /* columns of w in a chunk, of which up to two come in one copy */
     BATCH_SPLITS = 2 /* clusters of 1 and 2 blocks */
 };
 
-/* 2 to BATCH_TOKENS tokens, x and w of one 16-bit type in whole 16 bytes, on a Hopper GPU. */
+/* 2 to BATCH_TOKENS tokens, x and w of one 16-bit type in whole 16 bytes, k in whole chunks, on a Hopper GPU. */
 bool batch_fits(const weft_linear_args *a);
 /* What is done with x before and with the sums before they are written; NULL: nothing. The arguments must agree with the
  * product's, as the recorder of fused steps sees to (step_record.cu). */

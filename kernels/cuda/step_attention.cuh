@@ -94,7 +94,7 @@ template <class T> __device__ __noinline__ void step_attention(StepFixed &fixed,
 
 /* The part of this block, from what the host has written; what depends on the keys' place alone, and so serves every layer of a
  * step. By all lanes of a warp. */
-template <class T> __device__ __noinline__ void step_find_part(const weft_attention_args &a, int parts, StepPart &to)
+static __device__ __noinline__ void step_find_part(const weft_attention_args &a, int parts, StepPart &to)
 {
     const KeyRange keys = keys_of(a, 0);
     StepPart p;
@@ -153,7 +153,8 @@ struct StepMeeting {
         const int apart = min(p.splits, (int)STEP_WARPS);
         shares = p.part < apart ? (STEP_WARPS - 1 - p.part) / apart + 1 : 0, turns = (p.rows * (STEP_HEAD_DIM / 2) + STEP_THREADS - 1) / STEP_THREADS;
     }
-    /* The same for all blocks: by the most rows that a KV head may have. */
+    /* The same for all blocks: by the most rows that a KV head may have. Not for more than 65 parts (8320 keys) of 4 rows, 32 of 8: those
+     * are left to step_attention(). */
     __device__ __forceinline__ static bool has_room(const weft_attention_args &a, int splits)
     {
         const int turns = ((int)min((int64_t)a.group_size, (int64_t)a.num_heads) * (STEP_HEAD_DIM / 2) + STEP_THREADS - 1) / STEP_THREADS;
@@ -228,7 +229,7 @@ template <class T> __device__ __noinline__ bool step_attend_few(StepFixed &its_f
     Joined<DIM, 1, STEP_WARPS> &s = step_shared(*(Joined<DIM, 1, STEP_WARPS> *)fixed.places.x);
     const int thread = step_thread(), lane = thread % 32, g = lane / 4, q = lane % 4;
     const StepPart &p = fixed.parts[thread / 32];
-    if (!in.again) step_find_part<T>(a, in.parts, fixed.parts[thread / 32]);
+    if (!in.again) step_find_part(a, in.parts, fixed.parts[thread / 32]);
     if (p.splits > in.parts || !StepMeeting::has_room(a, p.splits)) return false; /* more than a tile of keys for each warp */
     const bool some = p.row >= 0;
     const int left = p.left, old = p.old; /* keys, and of those the ones that the step does not write */

@@ -109,8 +109,8 @@ weft_status weft_step_ready(const weft_step *step);
 weft_status weft_step_decode(weft_step *step, const void *record, size_t bytes);
 
 /* Copies the arrays to the rank's GPU, in stream order, into memory of the rank that the next upload
- * uses again. Nothing to do on a CPU rank. The record of a step that may run as a graph is only mailed: it is
- * there behind weft_step_arrive. */
+ * uses again. Nothing to do on a CPU rank. The record of a step that may run as a graph is only mailed, and with it
+ * what is new in a long block table (the GPU has the rest, or a copy brings all of it): it is there behind weft_step_arrive. */
 weft_status weft_step_upload(weft_step *step, weft_rank *rank);
 weft_step_arrays weft_step_arrays_of(const weft_step *step);
 /* On a GPU, for a step that may run as a graph: its record is there for the kernels behind, and an id below zero,

@@ -224,7 +224,9 @@ weft_status weft_step_arrive(weft_step *step, weft_rank *rank, const int32_t *ch
         arrive.changes = step->table_changes;
         arrive.changes_at = step->changes_at;
     }
-    return weft_cuda_launched(rank->cuda, "a step's record", weft_cuda_arrive(&arrive, stream));
+    weft_status status = weft_cuda_launched(rank->cuda, "a step's record", weft_cuda_arrive(&arrive, stream));
+    if (status != WEFT_OK) rank->known_table.where = NULL;
+    return status;
 }
 
 #else

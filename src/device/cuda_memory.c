@@ -65,6 +65,7 @@ static weft_status from_driver(weft_cuda *cuda, size_t bytes, void **out)
     cudaError_t error = cudaMalloc(out, bytes);
     if (error == cudaErrorMemoryAllocation && cuda->num_blocks > 0) {
         (void)cudaGetLastError();
+        (void)weft_cuda_stream(cuda); /* products that are held back read blocks that nobody else has any more */
         weft__cuda_free_unused(cuda);
         error = cudaMalloc(out, bytes);
     }
