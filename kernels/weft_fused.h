@@ -19,7 +19,7 @@ extern "C" {
 typedef struct weft_fused weft_fused;
 
 /* What a recorder needs for one captured step. */
-#define WEFT_FUSED_BYTES ((size_t)1 << 21)
+#define WEFT_FUSED_BYTES ((size_t)3 << 20)
 
 /* WEFT_FUSED_linear_over: weft_peer_linear, for a group of two. */
 typedef struct weft_linear_over_args {

@@ -99,12 +99,11 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 64, TOKENS 
         const int items = s.chosen.count * tiles;
         const uint64_t policy = fp8_policy();
         for (int item = blockIdx.x; item < items; item += gridDim.x) {
-            const int row = s.chosen.expert[item / tiles] * 2 * width + item % tiles * 8;
+            const int block = s.chosen.expert[item / tiles] * 2, low = item % tiles * 8;
             for (int piece = 0; piece < pieces; piece++) {
                 uint32_t to, barrier;
                 ring.claim(to, barrier, FP8_PIECE_BYTES);
-                fp8_copy(to, &map, row, piece * FP8_SEGMENTS, barrier, policy);
-                fp8_copy(to + FP8_PIECE_BYTES / 2, &map, row + width, piece * FP8_SEGMENTS, barrier, policy);
+                fp8_copy_two(to, &map, low, piece * FP8_SEGMENTS, block, barrier, policy);
             }
         }
         return;
@@ -354,7 +353,7 @@ bool fp8_experts(const weft_experts_args *a, float *act, void *stream)
 {
     CUtensorMap up, down;
     const int64_t wide = least(EX_WIDE, a->intermediate / 128);
-    if (!fits(a) || !rows_map(&up, a->up.w, a->count * 2 * a->intermediate, a->hidden, a->hidden, FP8_SEGMENTS) ||
+    if (!fits(a) || !pairs_map(&up, a->up.w, a->count * 2 * a->intermediate, a->hidden, a->hidden, a->intermediate, FP8_SEGMENTS) ||
         !rows_map(&down, a->down.w, a->count * a->hidden, a->intermediate, a->intermediate, (int)wide))
         return false;
     switch (fp8_padded(a->tokens)) {

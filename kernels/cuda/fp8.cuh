@@ -132,13 +132,17 @@ __device__ __forceinline__ uint64_t fp8_descriptor(uint32_t low, uint32_t high) 
 __device__ __forceinline__ uint32_t fp8_low(uint32_t address) { return address >> 4; }
 __device__ __forceinline__ uint32_t fp8_high(uint32_t eight) { return eight >> 4 | 1u << 30; }
 
-/* d = a piece times COLUMNS columns, by a warpgroup. w, x: lower halves of descriptors; x_high: the upper one. */
-template <int COLUMNS> __device__ __forceinline__ void fp8_multiply(float (&d)[COLUMNS / 2], uint32_t w, uint32_t x, uint32_t x_high)
+/* d = a piece times COLUMNS columns, by a warpgroup, once it has been waited for. w, x: lower halves of descriptors; x_high: the upper one. */
+template <int COLUMNS> __device__ __forceinline__ void fp8_begin(float (&d)[COLUMNS / 2], uint32_t w, uint32_t x, uint32_t x_high)
 {
     products_begin();
 #pragma unroll
     for (int i = 0; i < 4; i++) product_e4m3<COLUMNS>(d, fp8_descriptor(w + 2 * i, fp8_high(1024)), fp8_descriptor(x + 2 * i, x_high), i > 0);
     products_commit();
+}
+template <int COLUMNS> __device__ __forceinline__ void fp8_multiply(float (&d)[COLUMNS / 2], uint32_t w, uint32_t x, uint32_t x_high)
+{
+    fp8_begin<COLUMNS>(d, w, x, x_high);
     products_wait<0>();
     hold(d);
 }

@@ -15,7 +15,7 @@ namespace weft {
 
 enum {
     F8_TOKENS = 8,
-    F8_MOST = 16 /* places of a ring */
+    F8_MOST = 20 /* places of a ring */
 };
 /* Places of a ring: a multiple of the warpgroups, so that a place is always the same one's. (It may find out whether a
  * piece has come only while the one before it at this place has.) */
@@ -99,6 +99,14 @@ __device__ __forceinline__ void fp8_copy(uint32_t to, const CUtensorMap *map, in
                  : "memory");
 }
 
+/* A piece in one copy: rows [low, low + 8) of each of two neighbouring blocks of rows, as pairs_map() cuts w, from column 128 * segment on. */
+__device__ __forceinline__ void fp8_copy_two(uint32_t to, const CUtensorMap *map, int low, int segment, int block, uint32_t barrier, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %3}], [%2], %7;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(0), "r"(low), "r"(segment), "r"(block), "l"(policy)
+                 : "memory");
+}
+
 /* Tokens on their way into parts: pieces one behind the other, tokens behind one another; the factors of a segment one
  * behind the other, those of the next segment TOKENS behind.
  *
@@ -171,8 +179,9 @@ template <int TOKENS, int GROUPS> struct Fp8Input {
 template <int TOKENS, int GROUPS> struct Fp8Walk {
     const Fp8Ring &ring;
     const Fp8Lane own;
-    const int pieces; /* of an item */
-    const uint32_t x, x_high, factors;
+    int pieces; /* of an item */
+    const uint32_t x, x_high;
+    uint32_t factors;
     Fp8Place mine;
     int piece;
     /* input, factors: as Fp8Input makes them. */
@@ -182,15 +191,45 @@ template <int TOKENS, int GROUPS> struct Fp8Walk {
     {
         mine.advance(piece, ring.places);
     }
+    /* Another product of one token, whose factors lie elsewhere. */
+    __device__ __forceinline__ void begin(int of_item, const float *factors_at) { pieces = of_item, factors = shared_address(factors_at + own.segment * TOKENS); }
+    __device__ __forceinline__ uint32_t weights(const Fp8Place &p) const { return fp8_low(ring.data) + p.slot * (FP8_PIECE_BYTES / 16); }
+    __device__ __forceinline__ uint32_t scale(const Fp8Place &p) const { return ring.scales + p.slot * (FP8_SCALES * 4) + (4 * own.row + own.segment) * 4; }
+    /* Two pieces of one token, at two places, the second begun while the first is multiplied: one alone mostly waits. */
+    __device__ __forceinline__ void two(float &sum)
+    {
+        Fp8Place second = mine;
+        second.advance(GROUPS, ring.places);
+        float d[2][4], by[2][1], f[2][1];
+        barrier_wait(ring.full + 8 * mine.slot, mine.parity);
+        fp8_begin<8>(d[0], weights(mine), x + piece * (FP8_INPUT_BYTES / 16), x_high);
+        fp8_factors(by[0], scale(mine));
+        fp8_factors(f[0], factors + piece * (FP8_SEGMENTS * 4));
+        barrier_wait(ring.full + 8 * second.slot, second.parity);
+        fp8_begin<8>(d[1], weights(second), x + (piece + GROUPS) * (FP8_INPUT_BYTES / 16), x_high);
+        fp8_factors(by[1], scale(second));
+        fp8_factors(f[1], factors + (piece + GROUPS) * (FP8_SEGMENTS * 4));
+        products_wait<1>();
+        hold(d[0]);
+        barrier_arrive(ring.empty + 8 * mine.slot);
+        sum = fmaf(by[0][0] * f[0][0], own.sum(d[0]), sum);
+        products_wait<0>();
+        hold(d[1]);
+        barrier_arrive(ring.empty + 8 * second.slot);
+        sum = fmaf(by[1][0] * f[1][0], own.sum(d[1]), sum);
+        mine = second;
+        mine.advance(GROUPS, ring.places);
+    }
     /* An item of 16 rows: what this lane has of the sums of its row, of each token. */
     __device__ __forceinline__ void item(float (&sum)[TOKENS])
     {
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) sum[t] = 0.0f;
+        if constexpr (TOKENS == 1)
+            for (; piece + GROUPS < pieces && ring.places >= 2 * GROUPS; piece += 2 * GROUPS) two(sum[0]);
         for (; piece < pieces; piece += GROUPS) {
             barrier_wait(ring.full + 8 * mine.slot, mine.parity);
-            fp8_piece(sum, own, fp8_low(ring.data) + mine.slot * (FP8_PIECE_BYTES / 16), x + piece * (FP8_INPUT_BYTES / 16), x_high,
-                      ring.scales + mine.slot * (FP8_SCALES * 4) + (4 * own.row + own.segment) * 4, factors + piece * (FP8_SEGMENTS * TOKENS * 4),
+            fp8_piece(sum, own, weights(mine), x + piece * (FP8_INPUT_BYTES / 16), x_high, scale(mine), factors + piece * (FP8_SEGMENTS * TOKENS * 4),
                       [&] { barrier_arrive(ring.empty + 8 * mine.slot); });
             mine.advance(GROUPS, ring.places);
         }

@@ -5,24 +5,16 @@
  * out, the rest are drawn. A norm in front of the product is done by every block for itself, each of which
  * writes its share of the result. What is done with pairs of results (silu, rotation) makes an item of 8 rows and the
  * 8 rows of their mates. */
-#include "kernels/cuda/fp8_stream.cuh"
-#include "kernels/cuda/linear_fp8.cuh"
+#include "kernels/cuda/linear_fp8_job.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 
 namespace weft {
 
 enum {
-    F8_GROUPS = 4, /* warpgroups that multiply */
-    F8_WARPS = F8_GROUPS * 4,
-    F8_THREADS = F8_GROUPS * 128, /* two warps more feed them */
-    F8_PLACES = 16,               /* of a ring */
-    F8_LEAST = 4,
+    F8_PLACES = 16,        /* of a ring */
     F8_SHARED = 116 << 10, /* at least, so that a multiprocessor never takes two blocks of a product */
-    F8_HEAD = 256,         /* elements of a head that is rotated, at most */
-    F8_TOLD = 32           /* items that are known; more than a ring has places */
+    F8_HEAD = 256          /* elements of a head that is rotated, at most */
 };
-
-enum Fp8End { END_PLAIN, END_SILU, END_HEADS };
 
 static const int64_t fixed_bytes = 24 << 10; /* of shared memory, besides the ring and the activations */
 
@@ -31,22 +23,6 @@ static int64_t input_bytes(const weft_linear_args *a, bool norm)
 {
     return fp8_padded(a->tokens) * (int64_t)fp8_pieces(a->k) * (FP8_INPUT_BYTES + FP8_SEGMENTS * 4) + (norm ? 2 * a->k : 0);
 }
-
-struct Fp8Job {
-    CUtensorMap map;
-    weft_linear_args a;
-    weft_rms_norm_args norm; /* cols 0: none */
-    bf16 *residual;          /* y is added to it; NULL: none */
-    int64_t residual_stride;
-    weft_silu_mul_args silu;
-    weft_rope_args rope;
-    weft_kv_write_args pages; /* tokens 0: none */
-    int k_row, v_row;         /* rows of w that are the first keys and values */
-    int places;
-    int items, apart; /* apart: rows between an item's first and its second 8 */
-    int dealt;        /* to each block; if there are more items, the others are drawn from `drawn` */
-    unsigned *drawn;  /* zero between launches */
-};
 
 #ifdef WEFT_HOPPER
 
@@ -61,31 +37,11 @@ template <int TOKENS, int END> struct ProductShared {
     float turns[END == END_HEADS ? TOKENS : 1][END == END_HEADS ? F8_HEAD : 1]; /* of tokens: cosines, then sines */
 };
 
-/* The first row of an item. */
-template <int END> __device__ __forceinline__ int row_of(const Fp8Job &job, int item)
-{
-    if (END == END_PLAIN) return 16 * item;
-    if (END == END_SILU) return 8 * item;
-    const int each = job.apart / 8; /* items of a head */
-    return item / each * 2 * job.apart + item % each * 8;
-}
-
 /* The block's item of number `turn`, once the feeder has told. */
 template <int TOKENS, int END> __device__ __forceinline__ int item_of(const ProductShared<TOKENS, END> &s, int turn)
 {
     barrier_wait(shared_address(&s.told[turn % F8_TOLD]), turn / F8_TOLD % 2);
     return s.item[turn % F8_TOLD];
-}
-
-/* The first rows of entries lane and lane + 32 of an item's scales. */
-struct ItemScales {
-    int hint[2];
-    const float *at[2];
-};
-template <int END> __device__ __forceinline__ void ask_hints(const Fp8Job &job, int item, ItemScales &of)
-{
-    const int row = row_of<END>(job, item) + threadIdx.x % 32 / 4, last = (int)job.a.n - 1;
-    of.hint[0] = __ldg(job.a.scale_row + min(row, last)), of.hint[1] = __ldg(job.a.scale_row + min(row + job.apart, last));
 }
 
 /* Angles and places of the tokens, of the host's arrays alone, by one warp. A token without a place in the table is not turned. */
@@ -110,11 +66,11 @@ template <int TOKENS, int END> __device__ __forceinline__ void bring_all_scales(
     const int pieces = fp8_pieces(a.k), segment = threadIdx.x % FP8_SEGMENTS, count = (int)a.k / 128;
     ItemScales of;
     int item = blockIdx.x;
-    ask_hints<END>(job, item, of);
+    ask_hints(job, item, (Fp8End)END, of);
     for (int turn = 1; item >= 0; turn++) {
         for (int h = 0; h < 2; h++) of.at[h] = a.scale + of.hint[h] * a.scale_stride + a.scale_col_phase / 128 + segment;
         item = item_of(s, turn);
-        ask_hints<END>(job, max(item, 0), of);
+        ask_hints(job, max(item, 0), (Fp8End)END, of);
         for (int piece = 0; piece < pieces; piece++) {
             const int at = piece * FP8_SEGMENTS;
             ring.bring_scales(a.scale, [&](int h) { return at + segment < count ? of.at[h] + at : nullptr; });
@@ -143,10 +99,14 @@ template <int TOKENS, int END> __device__ __forceinline__ void bring_all_pieces(
             next = first + number;
         }
         tell(turn, next < job.items ? next : -1);
-        const int row = row_of<END>(job, item);
+        const int row = row_of(job, item, (Fp8End)END), low = row % job.apart, block = row / job.apart;
         for (int piece = 0; piece < pieces; piece++) {
             uint32_t to, barrier;
             ring.claim(to, barrier, FP8_PIECE_BYTES);
+            if (job.paired) { /* a copy takes its thread as long whatever its size */
+                fp8_copy_two(to, &job.map, low, piece * FP8_SEGMENTS, block, barrier, policy);
+                continue;
+            }
             fp8_copy(to, &job.map, row, piece * FP8_SEGMENTS, barrier, policy);
             fp8_copy(to + FP8_PIECE_BYTES / 2, &job.map, row + job.apart, piece * FP8_SEGMENTS, barrier, policy);
         }
@@ -154,53 +114,11 @@ template <int TOKENS, int END> __device__ __forceinline__ void bring_all_pieces(
     }
 }
 
-/* What the norm multiplies each token by. By all that multiply. */
-template <int TOKENS, int END> __device__ __forceinline__ void norm_factors(const Fp8Job &job, const Fp8Input<TOKENS, F8_GROUPS> &in, ProductShared<TOKENS, END> &s, float (&by)[TOKENS])
-{
-    float sum[TOKENS] = {};
-    in.each([&](int piece) {
-#pragma unroll
-        for (int t = 0; t < TOKENS; t++) {
-            if (t > 0 && t >= in.tokens) break;
-            float v[8];
-            fp8_widen(*(const uint4 *)in.raw(t, piece), v);
-#pragma unroll
-            for (int i = 0; i < 8; i++) sum[t] = fmaf(v[i], v[i], sum[t]);
-        }
-    });
-#pragma unroll
-    for (int t = 0; t < TOKENS; t++) {
-        sum[t] = warp_sum(sum[t]);
-        if (threadIdx.x % 32 == 0) s.squares[t][threadIdx.x / 32] = sum[t];
-    }
-    named_sync(1, F8_THREADS);
-#pragma unroll
-    for (int t = 0; t < TOKENS; t++) {
-        float all = 0.0f;
-#pragma unroll
-        for (int w = 0; w < F8_WARPS; w++) all += s.squares[t][w];
-        by[t] = 1.0f / sqrtf(all / (float)job.norm.cols + job.norm.eps);
-    }
-}
-
-/* A token's eight values, normed; written too by the block whose share they are. */
-__device__ __forceinline__ void norm_eight(const Fp8Job &job, uint4 &eight, const bf16 *gains, float by, int t, int column, bool own)
-{
-    float v[8], g[8];
-    fp8_widen(eight, v);
-    fp8_widen(*(const uint4 *)(gains + column), g);
-#pragma unroll
-    for (int i = 0; i < 4; i++) (&eight.x)[i] = pair<bf16>(v[2 * i] * by * g[2 * i], v[2 * i + 1] * by * g[2 * i + 1]);
-    if (own) *(uint4 *)((bf16 *)job.norm.y + t * job.norm.y_stride + column) = eight;
-}
-
-__device__ __forceinline__ float rounded(float v) { return widen(narrow<bf16>(v)); }
-
 /* An item's sums of token t into results; r: row of 8, or of 16 where there are no pairs. */
 template <int TOKENS, int END>
 __device__ __forceinline__ void finish_item(const Fp8Job &job, const ProductShared<TOKENS, END> &s, const Fp8Sums<TOKENS, F8_GROUPS> &sums, int item, int t, int r, float residual)
 {
-    const int row = row_of<END>(job, item) + r, mate = row + job.apart;
+    const int row = row_of(job, item, (Fp8End)END) + r, mate = row + job.apart;
     const weft_linear_args &a = job.a;
     if constexpr (END == END_PLAIN) {
         if (row >= a.n) return;
@@ -272,7 +190,7 @@ template <int TOKENS, int END> __global__ void __launch_bounds__(F8_THREADS + 64
     in.ask(normed ? job.norm.x : a.x, normed ? job.norm.x_stride : a.x_stride);
     in.arrived();
     float by[TOKENS] = {};
-    if (normed) norm_factors(job, in, s, by);
+    if (normed) norm_factors(job, in, s.squares, by);
     in.split(false, [&](uint4 &eight, int token, int column) {
         if (normed) norm_eight(job, eight, gains, by[token], token, column, column >= own_from && column < own_to);
     });
@@ -307,8 +225,7 @@ template <int TOKENS, int END> static void start(Fp8Job &job, void *stream)
     const weft_linear_args *a = &job.a;
     const bool norm = job.norm.cols > 0;
     job.places = fp8_places(a->cuda->shared - fixed_bytes - input_bytes(a, norm), F8_PLACES, F8_GROUPS);
-    /* Half of them, and what fills the ring before the first is drawn. */
-    job.dealt = (int)most(1 + div_up(job.places, fp8_pieces(a->k)), job.items / a->cuda->sms / 2);
+    job.dealt = fp8_dealt(job, job.places);
     job.drawn = a->cuda->counters;
     const size_t bytes = (size_t)most(job.places * (int64_t)FP8_PIECE_BYTES + input_bytes(a, norm), F8_SHARED);
     (void)cudaFuncSetAttribute(fp8_rows<TOKENS, END>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
@@ -325,30 +242,40 @@ template <int END> static void by_tokens(Fp8Job &job, void *stream)
     }
 }
 
-bool fp8_product(const weft_linear_args *a, const Fp8Joins &joins, void *stream)
+bool fp8_job(const weft_linear_args *a, const Fp8Joins &joins, Fp8Job *to)
 {
     Fp8Job job;
     memset(&job, 0, sizeof job);
-    if (!fp8_fits(a, joins.norm != NULL) || !rows_map(&job.map, a->w, a->n, a->k, a->w_stride, FP8_SEGMENTS)) return false;
+    if (!fp8_fits(a, joins.norm != NULL)) return false;
     job.a = *a;
     if (joins.norm != NULL) job.norm = *joins.norm;
     job.residual = (bf16 *)joins.residual, job.residual_stride = joins.residual_stride;
+    job.end = END_PLAIN, job.items = (int)div_up(a->n, 16), job.apart = 8;
     if (joins.silu != NULL) {
         job.silu = *joins.silu;
-        job.items = (int)(a->n / 16), job.apart = (int)(a->n / 2);
-        by_tokens<END_SILU>(job, stream);
+        job.end = END_SILU, job.items = (int)(a->n / 16), job.apart = (int)(a->n / 2);
     } else if (joins.rope != NULL) {
         job.rope = *joins.rope;
-        job.items = (int)(a->n / 16), job.apart = (int)(job.rope.head_dim / 2);
+        job.end = END_HEADS, job.items = (int)(a->n / 16), job.apart = (int)(job.rope.head_dim / 2);
         if (joins.pages != NULL) {
             job.pages = *joins.pages;
             job.k_row = (int)(((const bf16 *)job.pages.k) - (const bf16 *)a->y), job.v_row = (int)(((const bf16 *)job.pages.v) - (const bf16 *)a->y);
         }
-        by_tokens<END_HEADS>(job, stream);
-    } else {
-        job.items = (int)div_up(a->n, 16), job.apart = 8;
-        by_tokens<END_PLAIN>(job, stream);
     }
+    job.paired = a->n % job.apart == 0;
+    if (job.paired ? !pairs_map(&job.map, a->w, a->n, a->k, a->w_stride, job.apart, FP8_SEGMENTS) : !rows_map(&job.map, a->w, a->n, a->k, a->w_stride, FP8_SEGMENTS))
+        return false;
+    *to = job;
+    return true;
+}
+
+bool fp8_product(const weft_linear_args *a, const Fp8Joins &joins, void *stream)
+{
+    Fp8Job job;
+    if (!fp8_job(a, joins, &job)) return false;
+    if (job.end == END_SILU) by_tokens<END_SILU>(job, stream);
+    else if (job.end == END_HEADS) by_tokens<END_HEADS>(job, stream);
+    else by_tokens<END_PLAIN>(job, stream);
     return true;
 }
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/linear_batch.cuh"
-#include "kernels/cuda/linear_fp8.cuh"
+#include "kernels/cuda/linear_fp8_run.cuh"
 #include "kernels/cuda/long_record.cuh"
 #include "kernels/cuda/step_list.cuh"
 #include "kernels/cuda/tensor_map.cuh"
@@ -11,18 +11,26 @@
 using namespace weft;
 
 enum { HEAD_BYTES = 256, INSTRUCTIONS = 1200, STREAMS = 640, LEAST_PRODUCTS = 3, IN_FLIGHT = 3 };
+/* Launches of fp8 products: where in the head their counters are; most products and instructions of attention; a ring's places
+ * and pieces on their way. */
+enum { RUN_PRODUCTS_AT = 128, RUN_ATTENDED_AT = 192, RUN_JOBS = 640, RUN_ATTENDS = 320, RUN_LEAST = 2, RUN_IN_FLIGHT = 6 };
 static const size_t LIST_AT = HEAD_BYTES + STREAMS * sizeof(StepStream);
 static const size_t PACKETS_AT = (LIST_AT + INSTRUCTIONS * sizeof(StepInstruction) + 127) / 128 * 128;
-static_assert(PACKETS_AT + STEP_PACKETS * sizeof(uint4) <= WEFT_FUSED_BYTES, "memory of a recorder");
+static const size_t JOBS_AT = PACKETS_AT + STEP_PACKETS * sizeof(uint4);
+static const size_t ATTENDS_AT = JOBS_AT + RUN_JOBS * sizeof(Fp8Job);
+static const size_t DRAWN_AT = ATTENDS_AT + RUN_ATTENDS * sizeof(Fp8Attend);
+static_assert(DRAWN_AT + RUN_JOBS * sizeof(unsigned) <= WEFT_FUSED_BYTES, "memory of a recorder");
 
 struct weft_fused {
     StepList list;
     LongPending pending; /* where the list takes nothing */
-    char *memory; /* device: arrivals, streams, instructions */
+    char *memory; /* device: arrivals, streams, instructions, packets, jobs, attention */
     void *stream;
     StepInstruction *taken, *ready; /* host; ready: with waits, as the device gets them */
     StepStream *streams;
-    int num_ready, num_streams;
+    Fp8Job *jobs;
+    Fp8Attend *attends;
+    int num_ready, num_streams, num_jobs, num_attends;
     weft_status failure; /* the first of a flush */
     char why[256];
 };
@@ -32,6 +40,8 @@ static void release(weft_fused *r)
     free(r->taken);
     free(r->ready);
     free(r->streams);
+    free(r->jobs);
+    free(r->attends);
     free(r);
 }
 
@@ -48,11 +58,13 @@ extern "C" weft_status weft_fused_begin(weft_fused **out, weft_cuda_context *con
     r->pending.all = all != 0;
     r->memory = (char *)memory;
     r->stream = stream;
-    if (memory != NULL && step_possible(device, r->list.blocks)) {
+    if (memory != NULL && step_possible(device, r->list.blocks) && fp8_run_possible()) {
         r->taken = (StepInstruction *)malloc(INSTRUCTIONS * sizeof *r->taken);
         r->ready = (StepInstruction *)malloc(INSTRUCTIONS * sizeof *r->ready);
         r->streams = (StepStream *)aligned_alloc(128, STREAMS * sizeof *r->streams);
-        if (r->taken == NULL || r->ready == NULL || r->streams == NULL) {
+        r->jobs = (Fp8Job *)aligned_alloc(128, RUN_JOBS * sizeof *r->jobs);
+        r->attends = (Fp8Attend *)malloc(RUN_ATTENDS * sizeof *r->attends);
+        if (r->taken == NULL || r->ready == NULL || r->streams == NULL || r->jobs == NULL || r->attends == NULL) {
             release(r);
             return weft_fail(WEFT_MEMORY, "no memory for a recorder");
         }
@@ -102,7 +114,7 @@ static bool is_batch(const StepInstruction *in)
 }
 
 /* A product of fp8 weights and all that joins it, in one launch. */
-static weft_status launch_fp8(const StepProduct *p, void *stream)
+static Fp8Joins joins_of(const StepProduct *p)
 {
     Fp8Joins joins = {};
     if (p->has_norm) joins.norm = &p->norm;
@@ -110,7 +122,11 @@ static weft_status launch_fp8(const StepProduct *p, void *stream)
     if (p->pairs == PAIRS_ROPE) joins.rope = &p->rope;
     if (p->has_kv) joins.pages = &p->kv;
     joins.residual = p->residual, joins.residual_stride = p->residual_stride;
-    if (!fp8_product(&p->linear, joins, stream)) return weft_fail(WEFT_CUDA, "linear: the driver makes no map of the weights for the copy engine");
+    return joins;
+}
+static weft_status launch_fp8(const StepProduct *p, void *stream)
+{
+    if (!fp8_product(&p->linear, joins_of(p), stream)) return weft_fail(WEFT_CUDA, "linear: the driver makes no map of the weights for the copy engine");
     return launched("linear");
 }
 
@@ -278,12 +294,77 @@ static weft_status launch_together(weft_fused *r, bool *done)
     return launched("a step in one launch");
 }
 
+/* What may stand in one launch of fp8 products, and is put into the recorder's lists behind what is there. */
+static bool take_for_run(weft_fused *r, const StepInstruction *in, Fp8Run *run)
+{
+    if (in->kind == STEP_ATTENTION) {
+        int parts = 0, rows = 0;
+        if (r->num_attends + run->num_attends == RUN_ATTENDS || run->num_jobs == 0 || !fp8_run_takes(&in->attention, r->list.blocks, &parts, &rows)) return false;
+        if (run->num_attends > 0 && (parts != run->parts || rows != run->rows)) return false;
+        run->parts = parts, run->rows = rows;
+        Fp8Attend *attend = &r->attends[r->num_attends + run->num_attends++];
+        memset(attend, 0, sizeof *attend);
+        attend->a = in->attention;
+        attend->after = run->num_jobs;
+        return true;
+    }
+    if (in->kind != STEP_PRODUCT || in->product.linear.w_dtype != WEFT_F8E4M3 || r->num_jobs + run->num_jobs == RUN_JOBS) return false;
+    const int number = r->num_jobs + run->num_jobs;
+    Fp8Job *job = &r->jobs[number];
+    if (!fp8_job(&in->product.linear, joins_of(&in->product), job) || !fp8_run_takes(*job)) return false;
+    job->attends = run->num_attends;
+    job->drawn = (unsigned *)(r->memory + DRAWN_AT) + number;
+    const int places = fp8_run_places(*job);
+    run->places = run->num_jobs == 0 || places < run->places ? places : run->places;
+    run->num_jobs++;
+    return true;
+}
+
+/* As many instructions from number `from` on as can be one launch of fp8 products; *taken: how many, 0 where it is not worth it. */
+static weft_status launch_run(weft_fused *r, int from, int *taken)
+{
+    Fp8Run run = {};
+    int count = 0;
+    while (from + count < r->list.count && take_for_run(r, &r->list.list[from + count], &run)) count++;
+    *taken = 0;
+    if (run.num_jobs < RUN_LEAST) return WEFT_OK;
+    size_t input = 0;
+    for (int i = 0; i < run.num_jobs; i++) {
+        Fp8Job *job = &r->jobs[r->num_jobs + i];
+        job->dealt = fp8_dealt(*job, run.places);
+        input = (size_t)most((int64_t)input, fp8_run_input(*job));
+    }
+    run.jobs = (const Fp8Job *)(r->memory + JOBS_AT) + r->num_jobs;
+    run.attends = (const Fp8Attend *)(r->memory + ATTENDS_AT) + r->num_attends;
+    run.products = (unsigned long long *)(r->memory + RUN_PRODUCTS_AT);
+    run.attended = (unsigned long long *)(r->memory + RUN_ATTENDED_AT);
+    run.packets = (uint4 *)(r->memory + PACKETS_AT);
+    run.in_flight = (int)least(RUN_IN_FLIGHT, run.places);
+    if (run.num_attends == 0) run.parts = 1;
+    r->num_jobs += run.num_jobs, r->num_attends += run.num_attends;
+    fp8_run_launch(run, r->list.blocks, (int)(run.places * (size_t)FP8_PIECE_BYTES + input), r->stream);
+    *taken = count;
+    return launched("products in one launch");
+}
+
+/* The list in several launches. */
+static weft_status launch_apart(weft_fused *r)
+{
+    for (int i = 0; i < r->list.count;) {
+        int taken = 0;
+        WEFT_TRY(launch_run(r, i, &taken));
+        if (taken == 0) WEFT_TRY(launch_alone(&r->list, &r->list.list[i], r->stream));
+        i += taken > 0 ? taken : 1;
+    }
+    return WEFT_OK;
+}
+
 extern "C" weft_status weft_fused_flush(weft_fused *r)
 {
     bool done = false;
     weft_status status = r->pending.flush(r->stream);
     if (r->list.count > 0 && status == WEFT_OK) status = launch_together(r, &done);
-    for (int i = 0; i < r->list.count && !done && status == WEFT_OK; i++) status = launch_alone(&r->list, &r->list.list[i], r->stream);
+    if (!done && status == WEFT_OK) status = launch_apart(r);
     r->list.count = r->list.num_groups = 0;
     note_failure(r, status);
     return status;
@@ -292,7 +373,7 @@ extern "C" weft_status weft_fused_flush(weft_fused *r)
 extern "C" weft_status weft_fused_end(weft_fused *r, int keep)
 {
     cudaError_t error = cudaSuccess;
-    if (keep && r->num_ready > 0) {
+    if (keep && r->num_ready + r->num_jobs > 0) {
         /* On the stream: what had this memory before may still be running there. */
         cudaStream_t stream = (cudaStream_t)r->stream;
         error = cudaMemsetAsync(r->memory, 0, HEAD_BYTES, stream);
@@ -301,6 +382,9 @@ extern "C" weft_status weft_fused_end(weft_fused *r, int keep)
             error = cudaMemcpyAsync(r->memory + LIST_AT, r->ready, (size_t)r->num_ready * sizeof *r->ready, cudaMemcpyHostToDevice, stream);
         if (error == cudaSuccess)
             error = cudaMemcpyAsync(r->memory + HEAD_BYTES, r->streams, (size_t)r->num_streams * sizeof *r->streams, cudaMemcpyHostToDevice, stream);
+        if (error == cudaSuccess) error = cudaMemcpyAsync(r->memory + JOBS_AT, r->jobs, (size_t)r->num_jobs * sizeof *r->jobs, cudaMemcpyHostToDevice, stream);
+        if (error == cudaSuccess) error = cudaMemcpyAsync(r->memory + ATTENDS_AT, r->attends, (size_t)r->num_attends * sizeof *r->attends, cudaMemcpyHostToDevice, stream);
+        if (error == cudaSuccess) error = cudaMemsetAsync(r->memory + DRAWN_AT, 0, RUN_JOBS * sizeof(unsigned), stream);
     }
     const weft_status failure = keep ? r->failure : WEFT_OK;
     if (failure != WEFT_OK) (void)weft_fail(failure, "%s", r->why);

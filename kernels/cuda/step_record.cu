@@ -145,6 +145,7 @@ static bool fp8_norm_joins(const StepInstruction *first, StepInstruction *in, co
     const int64_t r = rows_bytes(n->rows, n->residual_stride, n->cols, n->dtype);
     if (overlap(n->residual, r, l->x, rows_bytes(l->tokens, l->x_stride, l->k, l->x_dtype)) || overlap(n->residual, r, l->y, rows_bytes(l->tokens, l->y_stride, l->n, l->y_dtype)))
         return false;
+    if (p->has_norm && overlap(n->residual, r, p->norm.x, rows_bytes(p->norm.rows, p->norm.x_stride, p->norm.cols, p->norm.dtype))) return false;
     p->residual = n->residual, p->residual_stride = n->residual_stride;
     n->x = n->residual, n->x_stride = n->residual_stride, n->residual = NULL;
     return true;

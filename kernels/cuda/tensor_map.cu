@@ -41,4 +41,9 @@ bool rows_map(CUtensorMap *map, const void *rows_of, int64_t rows, int64_t row_b
     return tensor_map(map, WEFT_F8E4M3, rows_of, {128, rows, row_bytes / 128}, {stride_bytes, 128}, {128, 8, columns}); /* bytes */
 }
 
+bool pairs_map(CUtensorMap *map, const void *rows_of, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int64_t apart, int columns)
+{
+    return bytes_map(map, rows_of, {128, apart, row_bytes / 128, rows / apart, 1}, {stride_bytes, 128, apart * stride_bytes, rows * stride_bytes}, {128, 8, columns, 2, 1});
+}
+
 } // namespace weft

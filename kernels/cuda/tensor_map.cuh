@@ -20,4 +20,7 @@ bool bytes_map(CUtensorMap *map, const void *base, const int64_t (&sizes)[5], co
  * of 128. */
 bool rows_map(CUtensorMap *map, const void *rows_of, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int columns);
 
+/* The same in blocks of `apart` rows, which divides their number: boxes of the same 8 rows of two neighbouring blocks, one behind the other. */
+bool pairs_map(CUtensorMap *map, const void *rows_of, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int64_t apart, int columns);
+
 } // namespace weft
