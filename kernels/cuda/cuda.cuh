@@ -82,6 +82,24 @@ static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
     (void)cudaLaunchKernelEx(&config, kernel, P(args)...);
 }
 
+/* One whose blocks wait for one another: all of them at once, or none. shared: of a block, up to all that it may have. */
+template <class... P, class... A>
+static inline void launch_at_once(void (*kernel)(P...), int blocks, int threads, int shared, void *stream, const A &...args)
+{
+    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = (unsigned)blocks;
+    config.blockDim = (unsigned)threads;
+    config.dynamicSmemBytes = (size_t)shared;
+    config.stream = (cudaStream_t)stream;
+    cudaLaunchAttribute together = {};
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    config.attrs = &together;
+    config.numAttrs = 1;
+    (void)cudaLaunchKernelEx(&config, kernel, args...);
+}
+
 /* The same in clusters of `blocks` neighbours in x, up to 16. False where the GPU has no clusters, or no room
  * for one of that size: nothing is launched then. */
 template <class... P, class... A>

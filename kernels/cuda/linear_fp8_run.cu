@@ -377,18 +377,7 @@ bool fp8_run_possible()
 
 void fp8_run_launch(const Fp8Run &run, int blocks, int shared, void *stream)
 {
-    (void)cudaFuncSetAttribute(fp8_run, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    cudaLaunchConfig_t config = {};
-    config.gridDim = (unsigned)blocks;
-    config.blockDim = RUN_THREADS;
-    config.dynamicSmemBytes = (size_t)shared;
-    config.stream = (cudaStream_t)stream;
-    cudaLaunchAttribute together = {}; /* all blocks at once, or none */
-    together.id = cudaLaunchAttributeCooperative;
-    together.val.cooperative = 1;
-    config.attrs = &together;
-    config.numAttrs = 1;
-    (void)cudaLaunchKernelEx(&config, fp8_run, run);
+    launch_at_once(fp8_run, blocks, RUN_THREADS, shared, stream, run);
 }
 
 } // namespace weft

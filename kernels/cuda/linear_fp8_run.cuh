@@ -14,10 +14,9 @@ enum {
     RUN_KEYS = 4096       /* of attention; with more the kernels of its own are faster */
 };
 
-struct Fp8Attend {
+struct alignas(16) Fp8Attend { /* copied 16 bytes at a time */
     weft_attention_args a;
     int after; /* products in front of it */
-    int unused[3];
 };
 
 /* A launch. */

@@ -32,7 +32,7 @@ struct RunShared {
     unsigned long long summed[RUN_SUMS], finished[RUN_SUMS]; /* barriers */
     Fp8Sums<1, F8_GROUPS> sums[RUN_SUMS];
     alignas(16) float squares[1][F8_WARPS];
-    alignas(16) Fp8Attend attend;
+    Fp8Attend attend;
     Joined<RUN_DIM, 1, DEC_WARPS> warps;
     unsigned long long products, attended; /* arrivals before this launch */
     int never;

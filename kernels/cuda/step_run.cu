@@ -214,18 +214,7 @@ void step_launch(const StepProgram &program, int blocks, weft_dtype dtype, void 
     sizes.sums = sizes.cos_sin + (int)align_up((size_t)program.cos_sin_bytes);
     const int bytes = sizes.sums + (int)align_up((size_t)program.sums_bytes);
     void (*kernel)(const StepProgram, const StepSizes) = dtype == WEFT_BF16 ? step_kernel<bf16> : step_kernel<__half>;
-    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    cudaLaunchConfig_t config = {};
-    config.gridDim = (unsigned)blocks;
-    config.blockDim = STEP_THREADS + 64;
-    config.dynamicSmemBytes = (size_t)bytes;
-    config.stream = (cudaStream_t)stream;
-    cudaLaunchAttribute together = {}; /* all blocks at once, or none */
-    together.id = cudaLaunchAttributeCooperative;
-    together.val.cooperative = 1;
-    config.attrs = &together;
-    config.numAttrs = 1;
-    (void)cudaLaunchKernelEx(&config, kernel, program, sizes);
+    launch_at_once(kernel, blocks, STEP_THREADS + 64, bytes, stream, program, sizes);
 }
 
 } // namespace weft

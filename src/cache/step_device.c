@@ -108,6 +108,12 @@ static weft_status know_as_many(weft_known_table *known, int64_t words)
     return WEFT_OK;
 }
 
+/* Pairs from number `from` on that change nothing. */
+static void no_changes(int32_t *pairs, int64_t from, int64_t count)
+{
+    for (int64_t i = from; i < count; i++) pairs[2 * i] = -1, pairs[2 * i + 1] = 0;
+}
+
 /* Brings what is known up to the step; pairs: (p->changes, 2) what is new. 0: there is more. */
 static int list_changes(weft_known_table *known, const weft_step *step, const padded *p, int32_t *pairs)
 {
@@ -126,7 +132,7 @@ static int list_changes(weft_known_table *known, const weft_step *step, const pa
             has[b] = wanted, count++;
         }
     }
-    for (; count < p->changes; count++) pairs[2 * count] = -1, pairs[2 * count + 1] = 0;
+    no_changes(pairs, count, p->changes);
     return 1;
 }
 
@@ -143,7 +149,7 @@ static weft_status send_table(weft_rank *rank, const weft_step *step, const padd
         put_table(known->words, step, p);
         memcpy(pinned, known->words, p->table_bytes);
         WEFT_TRY(weft_cuda_send(rank->cuda, to, p->table_bytes));
-        for (int64_t i = 0; i < p->changes; i++) pairs[2 * i] = -1, pairs[2 * i + 1] = 0;
+        no_changes(pairs, 0, p->changes);
     }
     known->where = to, known->requests = p->requests, known->stride = p->stride;
     known->arrivals = weft_cuda_record_calls(rank->cuda);

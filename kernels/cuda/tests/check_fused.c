@@ -214,6 +214,12 @@ static void layers(const shape *s, int number)
     cudaFree(memory);
 }
 
+static void each(const shape *shapes, size_t count, int seed)
+{
+    for (int i = 0; i < (int)count; i++)
+        if (!check_skips()) layers(&shapes[i], seed + i);
+}
+
 void check_fused(void)
 {
     static const shape shapes[] = {
@@ -253,8 +259,7 @@ void check_fused(void)
         {32, 32, 2944, 24, 8, 128, 2952, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, BATCH, 0},
         {30, 30, 2944, 24, 4, 128, 2880, 60, WEFT_F16, WEFT_F16, 1, 1, 0, BATCH, 0},
     };
-    for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
-        if (!check_skips()) layers(&shapes[i], i);
+    each(shapes, sizeof shapes / sizeof shapes[0], 0);
 }
 
 void check_joined(void)
@@ -267,6 +272,5 @@ void check_joined(void)
         {261, 2, 768, 12, 4, 64, 1096, 200, WEFT_F16, WEFT_F16, 1, 1, 0, JOIN, 0},
         {9, 3, 96, 2, 1, 32, 100, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, JOIN, 0},
     };
-    for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
-        if (!check_skips()) layers(&shapes[i], 100 + i);
+    each(shapes, sizeof shapes / sizeof shapes[0], 100);
 }
