@@ -1,17 +1,15 @@
 --- spec/base/dtype_spec.lua - runs of elements convert as single elements do.
 local core = require "weft.core"
+local files = require "spec.support.files"
 
 --- A source of every bit pattern of a dtype, from a file.
 local function all_patterns(dtype, bytes, count)
-  local path = os.tmpname() .. ".safetensors"
   local header = ('{"x":{"dtype":"%s","shape":[%d],"data_offsets":[0,%d]}}'):format(dtype, count, count * bytes)
   local text = { string.char(#header, 0, 0, 0, 0, 0, 0, 0), header }
   for i = 0, count - 1 do
     text[#text + 1] = bytes == 1 and string.char(i) or string.char(i % 256, math.floor(i / 256))
   end
-  local file = assert(io.open(path, "wb"))
-  file:write(table.concat(text))
-  file:close()
+  local path = files.temporary(table.concat(text), ".safetensors")
   local source = assert(core.checkpoint.open(path)):source "x"
   os.remove(path)
   return source

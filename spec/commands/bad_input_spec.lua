@@ -1,4 +1,5 @@
 --- spec/commands/bad_input_spec.lua - wrong flags, plans and files get one clear line and the right exit code.
+local files = require "spec.support.files"
 local program = require "spec.support.program"
 
 local demo = program.models .. "demo_llama"
@@ -20,13 +21,8 @@ local function run(...)
   return { "run", "--model", demo, "--prompt-ids", "5,6,7", "--max-tokens", "2", ... }
 end
 
-local function script(text)
-  local path = os.tmpname() .. ".lua"
-  local file = io.open(path, "wb")
-  file:write(text)
-  file:close()
-  return path
-end
+local script = files.script
+teardown(files.remove_scripts)
 
 describe("wrong usage (exit 2)", function()
   it("names an unknown flag and the nearest known one", function()
@@ -131,32 +127,15 @@ describe("limits", function()
 end)
 
 describe("a wrong model folder (exit 1)", function()
-  local function folder(files)
-    local path = os.tmpname()
-    os.remove(path)
-    os.execute("mkdir -p " .. path)
-    for name, text in pairs(files) do
-      local file = io.open(path .. "/" .. name, "wb")
-      file:write(text)
-      file:close()
-    end
-    return path
-  end
-  local function read(path)
-    local file = assert(io.open(path, "rb"))
-    local text = file:read "*a"
-    file:close()
-    return text
-  end
-  local config = read(demo .. "/config.json")
+  local config = files.read(demo .. "/config.json")
   local function with_config(text, ...)
-    local path = folder { ["config.json"] = text }
+    local path = files.folder { ["config.json"] = text }
     refused(1, { "run", "--model", path, "--prompt-ids", "5" }, ...)
     os.execute("rm -r " .. path)
   end
 
   it("says that config.json is missing, or cut off", function()
-    local path = folder {}
+    local path = files.folder {}
     refused(1, { "run", "--model", path, "--prompt-ids", "5" }, "config.json")
     os.execute("rm -r " .. path)
     with_config(config:sub(1, 200), "config.json")
@@ -166,19 +145,19 @@ describe("a wrong model folder (exit 1)", function()
   end)
   it("says that the weights are missing, cut off or of another shape, by name", function()
     with_config(config, "model.safetensors")
-    local weights = read(demo .. "/model.safetensors")
-    local path = folder { ["config.json"] = config, ["model.safetensors"] = weights:sub(1, 1000000) }
+    local weights = files.read(demo .. "/model.safetensors")
+    local path = files.folder { ["config.json"] = config, ["model.safetensors"] = weights:sub(1, 1000000) }
     refused(1, { "run", "--model", path, "--prompt-ids", "5" }, "model.safetensors")
     os.execute("rm -r " .. path)
-    path = folder { ["config.json"] = config:gsub('"intermediate_size": 512', '"intermediate_size": 256'), ["model.safetensors"] = weights }
+    path = files.folder { ["config.json"] = config:gsub('"intermediate_size": 512', '"intermediate_size": 256'), ["model.safetensors"] = weights }
     refused(1, { "run", "--model", path, "--prompt-ids", "5" }, "gate_proj.weight", "wanted [256, 192], found [512, 192]")
     os.execute("rm -r " .. path)
-    path = folder { ["config.json"] = config:gsub('"num_hidden_layers": 4', '"num_hidden_layers": 5'), ["model.safetensors"] = weights }
+    path = files.folder { ["config.json"] = config:gsub('"num_hidden_layers": 4', '"num_hidden_layers": 5'), ["model.safetensors"] = weights }
     refused(1, { "run", "--model", path, "--prompt-ids", "5", "-tp", "2" }, "model.layers.4.", "layer 4")
     os.execute("rm -r " .. path)
   end)
   it("runs ids without a tokenizer, and says that text needs one", function()
-    local path = folder { ["config.json"] = config, ["model.safetensors"] = read(demo .. "/model.safetensors") }
+    local path = files.folder { ["config.json"] = config, ["model.safetensors"] = files.read(demo .. "/model.safetensors") }
     local code, out, err = program.run { "run", "--model", path, "--prompt-ids", "0,402", "--max-tokens", "3", "--json" }
     assert.equal(0, code, err)
     assert.is_truthy(out:find('"output_ids":[', 1, true))
@@ -186,7 +165,7 @@ describe("a wrong model folder (exit 1)", function()
     os.execute("rm -r " .. path)
   end)
   it("is found before its weights are read, and so is what cannot be done with it", function()
-    local path = folder { ["config.json"] = config }
+    local path = files.folder { ["config.json"] = config }
     refused(1, { "run", "--model", path, "--prompt", "hello" }, "no tokenizer.json in " .. path, "--prompt-ids")
     refused(1, { "chat", "--model", path }, "no tokenizer.json in " .. path .. "; weft chat needs it")
     refused(1, { "logits", "--model", path, "--prompt", "hello", "--out", "none.safetensors" }, "no tokenizer.json in " .. path, "--prompt-ids")
@@ -241,7 +220,6 @@ describe("a wrong prompt or script", function()
 end)
 
 describe("files that come in", function()
-  local files = require "spec.support.files"
   local config = files.read(demo .. "/config.json")
 
   local function plan(said, ...)

@@ -1,5 +1,6 @@
 --- spec/commands/run_spec.lua - what `weft run` and its neighbours print.
 local json = require("weft.core").json
+local files = require "spec.support.files"
 local program = require "spec.support.program"
 local Terminal = require "spec.support.terminal"
 
@@ -39,10 +40,7 @@ describe("weft run", function()
   end)
 
   it("serves a file of prompts in its order, whatever finishes first", function()
-    local path = os.tmpname() .. ".jsonl"
-    local file = io.open(path, "w")
-    file:write('"One rainy day, Tom went to the lake. He had a"\n"At the farm, he saw a bear."\n"Once upon a time"\n')
-    file:close()
+    local path = files.temporary('"One rainy day, Tom went to the lake. He had a"\n"At the farm, he saw a bear."\n"Once upon a time"\n', ".jsonl")
     local code, out, err = program.run { "run", "--model", demo, "-f", path, "--max-batch", "2", "--max-tokens", "20", "-tp", "2" }
     os.remove(path)
     assert.equal(0, code, err)

@@ -1,4 +1,5 @@
 --- spec/commands/verify_spec.lua - every legal plan against one rank, and what a wrong one looks like.
+local files = require "spec.support.files"
 local program = require "spec.support.program"
 
 describe("weft verify", function()
@@ -15,10 +16,7 @@ describe("weft verify", function()
   end)
 
   it("takes a list of plans from a file", function()
-    local path = os.tmpname() .. ".lua"
-    local file = io.open(path, "w")
-    file:write [[return { weft.policy { tensor = 2 }, { tensor = 4, attention = { tensor = 1 }, layers = { ["1-2"] = { attention = { tensor = 2 } } } } }]]
-    file:close()
+    local path = files.temporary([[return { weft.policy { tensor = 2 }, { tensor = 4, attention = { tensor = 1 }, layers = { ["1-2"] = { attention = { tensor = 2 } } } } }]], ".lua")
     local rows = program.json { "verify", "--model", program.models .. "demo_llama", "--plans", path, "--prompt-ids", "0,402,401", "--json" }
     os.remove(path)
     assert.equal(2, #rows)
@@ -27,9 +25,7 @@ describe("weft verify", function()
 
   it("exits 1 and says where when a plan differs", function()
     -- A model that is wrong on rank 1 alone: its attention loses a sign there.
-    local path = os.tmpname() .. ".lua"
-    local file = io.open(path, "w")
-    file:write [[local weft = require "weft"
+    local path = files.temporary([[local weft = require "weft"
       local Llama = require "weft.models.llama"
       local Mine = weft.model "MineForCausalLM" { supported_layer_types = { "attention" } }
       function Mine.build(cfg, weights, policy)
@@ -42,8 +38,7 @@ describe("weft verify", function()
           end
         end)
       end
-      return Mine]]
-    file:close()
+      return Mine]], ".lua")
     local code, out = program.run { "verify", path, "--model", program.models .. "demo_llama", "--max-ranks", "2", "--prompt-ids", "0,402,401" }
     os.remove(path)
     assert.equal(1, code)

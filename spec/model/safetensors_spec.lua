@@ -4,7 +4,7 @@ local files = require "spec.support.files"
 local folder = "spec/fixtures/bad_files/safetensors/"
 
 describe("safetensors", function()
-  local path = os.tmpname() .. ".safetensors"
+  local path = files.temporary("", ".safetensors")
   teardown(function() os.remove(path) end)
 
   local function open(header, data_bytes)

@@ -1,27 +1,17 @@
 -- spec/plan/from_options_spec.lua - plan flags, plan scripts, and the check against a config.json.
 local core = require "weft.core"
 local policies = require "weft.policy"
+local files = require "spec.support.files"
 
 local function refuses(text, fn, ...)
   local args, n = { ... }, select("#", ...)
   assert.error_matches(function() fn(unpack(args, 1, n)) end, text, 1, true)
 end
 
-local function script(text)
-  local path = os.tmpname()
-  local file = assert(io.open(path, "w"))
-  file:write(text)
-  file:close()
-  finally(function() os.remove(path) end)
-  return path
-end
+local script = files.script
+teardown(files.remove_scripts)
 
-local function read_config(name)
-  local file = assert(io.open("spec/fixtures/configs/" .. name, "rb"))
-  local text = file:read "*a"
-  file:close()
-  return text
-end
+local function read_config(name) return files.read("spec/fixtures/configs/" .. name) end
 
 describe("a policy from plan flags", function()
   it("has the sizes of the flags, the context size following", function()

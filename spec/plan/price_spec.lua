@@ -175,7 +175,7 @@ describe("the file of measured times", function()
     assert(measured.append(entry(3), path))
     assert.equal(3, measured.find(key, path).ms)
     os.remove(path)
-    local folder = os.tmpname() .. ".d"
+    local folder = files.folder()
     assert(measured.append(entry(2), folder .. "/weft/bench.jsonl"))
     assert.equal(2, measured.find(key, folder .. "/weft/bench.jsonl").ms)
     files.remove(folder)

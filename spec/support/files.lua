@@ -23,6 +23,18 @@ function files.temporary(text, suffix)
   return path
 end
 
+local scripts = {}
+
+--- The path of a new Lua script. A spec file that makes such has `teardown(files.remove_scripts)`.
+function files.script(text)
+  scripts[#scripts + 1] = files.temporary(text, ".lua")
+  return scripts[#scripts]
+end
+
+function files.remove_scripts()
+  while #scripts > 0 do os.remove(table.remove(scripts)) end
+end
+
 --- A new folder with { name = text, ... } in it. The spec removes it (files.remove).
 function files.folder(texts)
   local path = os.tmpname()
