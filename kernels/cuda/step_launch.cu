@@ -294,6 +294,18 @@ static weft_status launch_together(weft_fused *r, bool *done)
     return launched("a step in one launch");
 }
 
+/* A block's residual is read ahead of the wait for the others: not what they write just before it. at: the last job so far, or NULL;
+ * between: attention behind it, or NULL. */
+static bool residual_waits(const Fp8Job &job, const Fp8Job *at, const weft_attention_args *between)
+{
+    const int64_t bytes = job.a.n * 2;
+    if (job.residual == NULL) return false;
+    if (between != NULL && overlap(job.residual, bytes, between->out, between->num_heads * between->head_dim_v * 2)) return true;
+    if (at == NULL) return false;
+    return overlap(job.residual, bytes, at->residual, at->a.n * 2) || overlap(job.residual, bytes, at->a.y, at->a.n * 2) ||
+           (at->end == END_SILU && overlap(job.residual, bytes, at->silu.y, at->silu.cols * 2)) || (at->norm.cols > 0 && overlap(job.residual, bytes, at->norm.y, at->norm.cols * 2));
+}
+
 /* What may stand in one launch of fp8 products, and is put into the recorder's lists behind what is there. */
 static bool take_for_run(weft_fused *r, const StepInstruction *in, Fp8Run *run)
 {
@@ -301,6 +313,7 @@ static bool take_for_run(weft_fused *r, const StepInstruction *in, Fp8Run *run)
         int parts = 0, rows = 0;
         if (r->num_attends + run->num_attends == RUN_ATTENDS || run->num_jobs == 0 || !fp8_run_takes(&in->attention, r->list.blocks, &parts, &rows)) return false;
         if (run->num_attends > 0 && (parts != run->parts || rows != run->rows)) return false;
+        if (run->num_attends > 0 && r->attends[r->num_attends + run->num_attends - 1].after == run->num_jobs) return false; /* their packets differ by the products in front */
         run->parts = parts, run->rows = rows;
         Fp8Attend *attend = &r->attends[r->num_attends + run->num_attends++];
         memset(attend, 0, sizeof *attend);
@@ -312,6 +325,9 @@ static bool take_for_run(weft_fused *r, const StepInstruction *in, Fp8Run *run)
     const int number = r->num_jobs + run->num_jobs;
     Fp8Job *job = &r->jobs[number];
     if (!fp8_job(&in->product.linear, joins_of(&in->product), job) || !fp8_run_takes(*job)) return false;
+    const Fp8Attend *attend = run->num_attends > 0 ? &r->attends[r->num_attends + run->num_attends - 1] : NULL;
+    const bool attended = attend != NULL && attend->after == run->num_jobs;
+    if (residual_waits(*job, run->num_jobs > 0 ? job - 1 : NULL, attended ? &attend->a : NULL)) return false;
     job->attends = run->num_attends;
     job->drawn = (unsigned *)(r->memory + DRAWN_AT) + number;
     const int places = fp8_run_places(*job);

@@ -111,10 +111,6 @@ bool StepList::product_fits(const weft_linear_args *a) const
     return a->y_dtype == a->x_dtype || a->y_dtype == WEFT_F32;
 }
 
-static bool overlap(const void *p, int64_t p_bytes, const void *q, int64_t q_bytes)
-{
-    return p != NULL && q != NULL && (const char *)p < (const char *)q + q_bytes && (const char *)q < (const char *)p + p_bytes;
-}
 static int64_t rows_bytes(int64_t rows, int64_t stride, int64_t cols, weft_dtype dtype)
 {
     return rows == 0 ? 0 : ((rows - 1) * stride + cols) * (int64_t)weft_dtype_size(dtype);
@@ -215,6 +211,16 @@ bool StepList::take(const weft_linear_over_args *over)
     return true;
 }
 
+/* Whether others still read there when the first results are written. */
+static bool silu_meets(const weft_silu_mul_args *a, const StepProduct *p)
+{
+    const weft_linear_args *l = &p->linear;
+    const weft_rms_norm_args *n = &p->norm;
+    const int64_t bytes = rows_bytes(a->rows, a->y_stride, a->cols, a->dtype);
+    return overlap(a->y, bytes, l->x, rows_bytes(l->tokens, l->x_stride, l->k, l->x_dtype)) || overlap(a->y, bytes, l->y, rows_bytes(l->tokens, l->y_stride, l->n, l->y_dtype)) ||
+           (p->has_norm && overlap(a->y, bytes, n->x, rows_bytes(n->rows, n->x_stride, n->cols, n->dtype)));
+}
+
 bool StepList::take(const weft_silu_mul_args *a)
 {
     StepInstruction *in = last(STEP_PRODUCT);
@@ -222,7 +228,7 @@ bool StepList::take(const weft_silu_mul_args *a)
     if (in != NULL && in->product.pairs == PAIRS_NONE) {
         StepProduct *p = &in->product;
         const weft_linear_args *l = &p->linear;
-        if (l->y == a->x && l->n == 2 * a->cols && a->cols % 8 == 0 && l->tokens == a->rows && l->y_dtype == a->dtype && (l->y_stride == a->x_stride || a->rows == 1)) {
+        if (l->y == a->x && l->n == 2 * a->cols && a->cols % 8 == 0 && l->tokens == a->rows && l->y_dtype == a->dtype && (l->y_stride == a->x_stride || a->rows == 1) && !silu_meets(a, p)) {
             p->pairs = PAIRS_SILU;
             p->silu = *a;
             p->half = (int)a->cols;
