@@ -115,6 +115,18 @@ describe("weft plan", function()
     assert.matches("cannot write the picture", err, 1, true)
   end)
 
+  it("leaves no half of a picture, and nothing beside it", function()
+    local code, _, err = program.run { "plan", "--model", llama, "--svg", "/dev/full" }
+    assert.equal(1, code)
+    assert.matches("cannot write the picture: /dev/full: No space left on device", err, 1, true)
+    local folder = files.folder()
+    code, _, err = program.run { "plan", "--model", llama, "--svg", folder }
+    assert.equal(1, code)
+    assert.matches("cannot write the picture: " .. folder .. ": ", err, 1, true)
+    assert.is_nil(io.open(folder .. ".part"))
+    files.remove(folder)
+  end)
+
   it("searches the legal plans for the front", function()
     local path = os.tmpname()
     local words = { "plan", "--model", llama, "--search", "--max-ranks", "8", "--context", "8192", "--svg", path, "--json" }

@@ -23,6 +23,33 @@ describe("weft verify", function()
     assert.is_true(rows[1].ok and rows[2].ok)
   end)
 
+  it("feeds the prompts of a file, and refuses several kinds of prompts at once", function()
+    local path = files.temporary("Once\nThe dog\n", ".txt")
+    local demo = program.models .. "demo_llama"
+    local _, out = program.run { "verify", "--model", demo, "--max-ranks", "1", "--max-tokens", "2", "-f", path }
+    os.remove(path)
+    assert.matches("1 plan, 2 prompts: all agree with one rank", out, 1, true)
+    local code, _, err = program.run { "verify", "--model", demo, "--prompt-ids", "1", "--prompt", "x" }
+    assert.equal(2, code)
+    assert.matches("exclude one another", err, 1, true)
+    code, _, err = program.run { "verify", "--model", demo, "-f", "/dev/null" }
+    assert.equal(2, code)
+    assert.matches("-f /dev/null: it has no prompts", err, 1, true)
+  end)
+
+  it("refuses an expected.json without prompts instead of agreeing about none", function()
+    local folder = files.folder()
+    assert(os.execute(("cp %sdemo_llama/* %s"):format(program.models, folder)) == 0)
+    for text, found in pairs { ["[]"] = "no list, or an empty one", ["{"] = "what is not JSON", ["[5]"] = "case 1 without them",
+      ['[{"prompt_ids":[5]},{"prompt_ids":["a"]}]'] = "case 2 with a string among them" } do
+      files.write(folder .. "/expected.json", text)
+      local code, out, err = program.run { "verify", "--model", folder, "--max-ranks", "1" }
+      assert.same({ 1, "" }, { code, out })
+      assert.matches("expected.json: wanted a list of cases with prompt_ids, found " .. found, err, 1, true)
+    end
+    files.remove(folder)
+  end)
+
   it("exits 1 and says where when a plan differs", function()
     -- A model that is wrong on rank 1 alone: its attention loses a sign there.
     local path = files.temporary([[local weft = require "weft"

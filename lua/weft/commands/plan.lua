@@ -15,12 +15,23 @@ local function checked(check, options)
   error(result, 0)
 end
 
+-- Beside the file, which is replaced when all is written; into what is no regular file (a pipe) at once.
 local function write_file(path, text)
-  local file, message = io.open(path, "wb")
-  if not file then error({ message = "cannot write the picture: " .. message, code = "io" }, 0) end
-  local ok, why = file:write(text)
-  file:close()
-  if not ok then error({ message = ("cannot write %s: %s"):format(path, why), code = "io" }, 0) end
+  local read, message = pcall(core.read_file, path, 1)
+  local special = not read and tostring(message):find("not a regular file", 1, true)
+  local to = special and path or path .. ".part"
+  local function refuse(why)
+    if not special then os.remove(to) end
+    error({ message = ("cannot write the picture: %s"):format(why), code = "io" }, 0)
+  end
+  local file, why = io.open(to, "wb")
+  if not file then error({ message = "cannot write the picture: " .. why, code = "io" }, 0) end
+  local written, written_why = file:write(text)
+  local closed, closed_why = file:close()
+  if not written or not closed then refuse(("%s: %s"):format(path, written_why or closed_why)) end
+  if special then return end
+  local renamed, renamed_why = os.rename(to, path)
+  if not renamed then refuse(path .. renamed_why:sub(#to + 1)) end
 end
 
 -- Refuses a picture in the place of a file that this command reads, or that belongs to the model.

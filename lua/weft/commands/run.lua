@@ -7,8 +7,8 @@ local run = {}
 
 local function usage(message) errors.raise { usage = true, message = message } end
 
--- Prompts of a file: a line each; JSON strings in a .jsonl file.
-local function read_prompts(path)
+--- Prompts of a file: a line each; JSON strings in a .jsonl file.
+function run.read_prompts(path)
   local text = errors.read_file(path, "the prompts")
   local prompts, number = {}, 0
   if text == "" then return prompts end
@@ -118,17 +118,17 @@ function run.job(engine, options)
   return 0
 end
 
---- Whether exactly one of --prompt, --prompt-ids and -f was given.
-function run.check_prompt(options)
+--- Whether exactly one of --prompt, --prompt-ids and -f was given; optional: or none.
+function run.check_prompt(options, optional)
   local given = (options.prompt and 1 or 0) + (options.prompt_ids and 1 or 0) + (options.file and 1 or 0)
-  if given == 0 then usage "a prompt is missing: --prompt TEXT, --prompt-ids 5,6,7 or -f FILE" end
+  if given == 0 and not optional then usage "a prompt is missing: --prompt TEXT, --prompt-ids 5,6,7 or -f FILE" end
   if given > 1 then usage "--prompt, --prompt-ids and -f exclude one another" end
 end
 
 function run.run(options)
   run.check_prompt(options)
   if options.file then
-    options.prompts = read_prompts(options.file)
+    options.prompts = run.read_prompts(options.file)
     if #options.prompts == 0 then return 0 end
   end
   options.needs_tokenizer = not options.prompt_ids and "give the prompt as token ids (--prompt-ids)" or nil

@@ -10,6 +10,7 @@ local errors = require "weft.errors"
 local json = core.json
 
 local random_ids = require("weft.commands.bench").random_ids
+local run = require "weft.commands.run"
 
 local verify = {}
 
@@ -28,21 +29,43 @@ function verify.trace(engine, options, cases)
   return results
 end
 
+-- The prompts of expected.json: a list of cases with `prompt_ids`.
+local function expected_prompts(path, text)
+  local function refuse(found)
+    errors.raise { message = ("%s: wanted a list of cases with prompt_ids, found %s; give --prompt-ids, or leave the file out"):format(path, found), code = "format" }
+  end
+  local ok, cases = pcall(json.decode, text)
+  if not ok or cases == nil then refuse "what is not JSON" end
+  if type(cases) ~= "table" or #cases == 0 then refuse "no list, or an empty one" end
+  local prompts = {}
+  for i, case in ipairs(cases) do
+    local ids = type(case) == "table" and case.prompt_ids
+    if type(ids) ~= "table" or #ids == 0 then refuse(("case %d without them"):format(i)) end
+    for _, id in ipairs(ids) do
+      if type(id) ~= "number" then refuse(("case %d with a %s among them"):format(i, type(id))) end
+    end
+    prompts[i] = ids
+  end
+  return prompts
+end
+
 -- Prompts: given, else expected.json of the folder, else random ids of the lengths where pages and
 -- shares of the sequence begin and end.
 local function prompts_of(options, setup)
   if options.prompt_ids then return { options.prompt_ids } end
-  if options.prompt then
-    local tokenizer = assert(core.tokenizer.load(options.model))
-    return { tokenizer:encode(options.prompt) }
-  end
-  local file = io.open(options.model .. "/expected.json", "rb")
-  if file then
-    local cases = json.decode(file:read "*a")
-    file:close()
-    local prompts = {}
-    for i, case in ipairs(cases) do prompts[i] = case.prompt_ids end
+  local texts = options.prompt and { options.prompt } or options.file and run.read_prompts(options.file)
+  if texts then
+    local tokenizer, prompts = assert(core.tokenizer.load(options.model)), {}
+    for i, text in ipairs(texts) do prompts[i] = tokenizer:encode(text) end
+    if #prompts == 0 then errors.usage(("-f %s: it has no prompts"):format(options.file)) end
     return prompts
+  end
+  local path = options.model .. "/expected.json"
+  local file = io.open(path, "rb")
+  if file then
+    local text = file:read "*a"
+    file:close()
+    return expected_prompts(path, text or "")
   end
   local block = options.block_size or 16
   local widest = block * options.max_ranks
@@ -117,6 +140,7 @@ local function row_text(row)
 end
 
 function verify.run(options)
+  run.check_prompt(options, true)
   options.dtype = options.dtype or "float32" -- the exact mode: rounding hides nothing
   options.steps = options.max_tokens or 12
   local setup = require("weft.setup").check(options)

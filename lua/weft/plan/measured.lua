@@ -82,8 +82,8 @@ function measured.append(entry, path)
   end
   if not file then return nil, message end
   local written, why = file:write(core.json.encode(entry), "\n")
-  file:close()
-  if not written then return nil, why end
+  local closed, closed_why = file:close()
+  if not written or not closed then return nil, why or closed_why end
   return true
 end
 
