@@ -28,7 +28,7 @@ describe("a failing rank", function()
       assert.equal("rank 2: boom", tostring(err))
       assert.equal("aborted", err.code)
       assert.equal(2, err.rank)
-      assert.is_true(seconds < 5, name) -- not at the timeout of 300 s
+      assert.is_true(seconds < 1, name)
     end
   end)
 
@@ -76,7 +76,7 @@ describe("WEFT_FAULT", function()
   it("raises at the rank, step and place it names", function()
     local err, seconds = failure { ranks = 3, fault = "rank=2,step=3,at=exchange,kind=raise", fn = steps }
     assert.equal("rank 2: WEFT_FAULT raised at exchange of step 3", err.message)
-    assert.is_true(seconds < 5) -- not at the timeout of 300 s
+    assert.is_true(seconds < 1)
     assert.same({}, core.spawn { ranks = 3, fault = "rank=2,step=9,at=exchange,kind=raise", fn = steps })
   end)
 
@@ -85,7 +85,7 @@ describe("WEFT_FAULT", function()
     assert.equal("timeout", err.code)
     assert.matches("^rank 1: no sign of life for 0.5 s: rank [02] waits in barrier %(number 4 of world {0,1,2}%), " ..
       "and the last collective of rank 1 was all_reduce sum of 64 float32 %(number 3 of world {0,1,2}%); if it is only slow, raise %-%-timeout$", err.message)
-    assert.is_true(seconds >= 0.5 and seconds < 5)
+    assert.is_true(seconds >= 0.5 and seconds < 1.5)
   end)
 
   it("names the rank behind a chain of waits", function()
@@ -101,10 +101,10 @@ describe("WEFT_FAULT", function()
   end)
 
   it("does not count a slow rank that shows life as silent", function()
-    assert.same({}, core.spawn { ranks = 2, timeout = 0.5, fn = function()
+    assert.same({}, core.spawn { ranks = 2, timeout = 0.2, fn = function()
       if core.rank().rank == 1 then
         local began = core.now()
-        while core.now() - began < 1.2 do core.fault "elsewhere" end
+        while core.now() - began < 0.6 do core.fault "elsewhere" end
       end
       core.groups.everyone():barrier()
     end })

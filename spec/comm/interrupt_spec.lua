@@ -32,7 +32,7 @@ describe("Ctrl-C", function()
     assert.is_false(ok)
     assert.equal("interrupted", err.code)
     assert.equal("interrupted", tostring(err))
-    assert.is_true(seconds < 5) -- not at the timeout of 300 s
+    assert.is_true(seconds < 1)
   end)
 
   it("only sets a flag in flag mode, which reading clears", function()
@@ -75,7 +75,7 @@ describe("Ctrl-C", function()
     end }
     assert.is_false(ok)
     assert.equal("interrupted", err.code)
-    assert.is_true(seconds < 5) -- not at the timeout of 300 s
+    assert.is_true(seconds < 1)
   end)
 
   it("kills the process the second time, whatever a rank is doing", function()
