@@ -131,13 +131,13 @@ describe("a wrong model folder (exit 1)", function()
   local function with_config(text, ...)
     local path = files.folder { ["config.json"] = text }
     refused(1, { "run", "--model", path, "--prompt-ids", "5" }, ...)
-    os.execute("rm -r " .. path)
+    files.remove(path)
   end
 
   it("says that config.json is missing, or cut off", function()
     local path = files.folder {}
     refused(1, { "run", "--model", path, "--prompt-ids", "5" }, "config.json")
-    os.execute("rm -r " .. path)
+    files.remove(path)
     with_config(config:sub(1, 200), "config.json")
   end)
   it("lists the known architectures when it does not know one", function()
@@ -148,13 +148,13 @@ describe("a wrong model folder (exit 1)", function()
     local weights = files.read(demo .. "/model.safetensors")
     local path = files.folder { ["config.json"] = config, ["model.safetensors"] = weights:sub(1, 1000000) }
     refused(1, { "run", "--model", path, "--prompt-ids", "5" }, "model.safetensors")
-    os.execute("rm -r " .. path)
+    files.remove(path)
     path = files.folder { ["config.json"] = config:gsub('"intermediate_size": 512', '"intermediate_size": 256'), ["model.safetensors"] = weights }
     refused(1, { "run", "--model", path, "--prompt-ids", "5" }, "gate_proj.weight", "wanted [256, 192], found [512, 192]")
-    os.execute("rm -r " .. path)
+    files.remove(path)
     path = files.folder { ["config.json"] = config:gsub('"num_hidden_layers": 4', '"num_hidden_layers": 5'), ["model.safetensors"] = weights }
     refused(1, { "run", "--model", path, "--prompt-ids", "5", "-tp", "2" }, "model.layers.4.", "layer 4")
-    os.execute("rm -r " .. path)
+    files.remove(path)
   end)
   it("runs ids without a tokenizer, and says that text needs one", function()
     local path = files.folder { ["config.json"] = config, ["model.safetensors"] = files.read(demo .. "/model.safetensors") }
@@ -162,7 +162,7 @@ describe("a wrong model folder (exit 1)", function()
     assert.equal(0, code, err)
     assert.is_truthy(out:find('"output_ids":[', 1, true))
     refused(1, { "run", "--model", path, "--prompt", "hello" }, "tokenizer.json", "--prompt-ids")
-    os.execute("rm -r " .. path)
+    files.remove(path)
   end)
   it("is found before its weights are read, and so is what cannot be done with it", function()
     local path = files.folder { ["config.json"] = config }
@@ -172,7 +172,7 @@ describe("a wrong model folder (exit 1)", function()
     refused(1, { "logits", "--model", path, "--prompt-ids", "5", "--out", "/no/such/folder/x" }, "cannot write /no/such/folder/x: No such")
     refused(1, { "logits", "--model", path, "--prompt-ids", "5", "--out", "/dev" }, "cannot write /dev: it is not a regular file")
     refused(2, { "bench", "--model", path, "--context", "99999" }, "2048 positions", "--context 99999")
-    os.execute("rm -r " .. path)
+    files.remove(path)
   end)
 end)
 

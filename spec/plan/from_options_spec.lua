@@ -8,7 +8,7 @@ local function refuses(text, fn, ...)
   assert.error_matches(function() fn(unpack(args, 1, n)) end, text, 1, true)
 end
 
-local script = files.script
+local function script(text) return files.script(text, "") end -- a plan may be named anything
 teardown(files.remove_scripts)
 
 local function read_config(name) return files.read("spec/fixtures/configs/" .. name) end

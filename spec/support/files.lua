@@ -25,9 +25,9 @@ end
 
 local scripts = {}
 
---- The path of a new Lua script. A spec file that makes such has `teardown(files.remove_scripts)`.
-function files.script(text)
-  scripts[#scripts + 1] = files.temporary(text, ".lua")
+--- The path of a new Lua script, whose name ends so (.lua). A spec file that makes such has `teardown(files.remove_scripts)`.
+function files.script(text, suffix)
+  scripts[#scripts + 1] = files.temporary(text, suffix or ".lua")
   return scripts[#scripts]
 end
 

@@ -1,4 +1,4 @@
-/* base/file.c - files that come in. */
+/* base/file.c - files that come in, and files that go out whole. */
 #include "base/file.h"
 
 #include <errno.h>
@@ -106,6 +106,72 @@ weft_status weft_file_read(const char *path, size_t limit, char **text, size_t *
     *text = buffer;
     *bytes = used;
     return WEFT_OK;
+}
+
+static weft_status cannot_write(const char *path, int error)
+{
+    char text[128];
+    return weft_fail(WEFT_IO, "cannot write %s: %s", path, strerror_r(error, text, sizeof text));
+}
+
+/* Where to write: links are followed, and what is there must be a regular file, whose mode stays. */
+static weft_status find_target(weft_file_out *out, const char *path)
+{
+    struct stat there;
+    out->mode = 0;
+    if (stat(path, &there) != 0) {
+        if (strlen(path) >= sizeof out->path) return weft_fail(WEFT_IO, "cannot write to a path of %zu characters", strlen(path));
+        strcpy(out->path, path);
+    } else {
+        if (!S_ISREG(there.st_mode)) return weft_fail(WEFT_IO, "cannot write %s: it is not a regular file", path);
+        if (realpath(path, out->path) == NULL) return cannot_write(path, errno);
+        out->mode = there.st_mode & 07777;
+    }
+    snprintf(out->temporary, sizeof out->temporary, "%s.part", out->path);
+    return WEFT_OK;
+}
+
+weft_status weft_file_can_replace(const char *path)
+{
+    weft_file_out out;
+    WEFT_TRY(find_target(&out, path));
+    int file = open(out.temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file < 0) return errno == EEXIST ? WEFT_OK : cannot_write(out.path, errno);
+    close(file);
+    unlink(out.temporary);
+    return WEFT_OK;
+}
+
+weft_status weft_file_replace_begin(weft_file_out *out, const char *path)
+{
+    WEFT_TRY(find_target(out, path));
+    out->file = fopen(out->temporary, "wb");
+    return out->file != NULL ? WEFT_OK : cannot_write(out->path, errno);
+}
+
+weft_status weft_file_replace_end(weft_file_out *out, int written)
+{
+    written = written && (out->mode == 0 || fchmod(fileno(out->file), (mode_t)out->mode) == 0);
+    written = fclose(out->file) == 0 && written;
+    if (written && rename(out->temporary, out->path) == 0) return WEFT_OK;
+    weft_status status = cannot_write(out->path, errno);
+    unlink(out->temporary);
+    return status;
+}
+
+weft_status weft_file_write(const char *path, const char *text, size_t bytes)
+{
+    struct stat there;
+    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode) && !S_ISDIR(there.st_mode)) {
+        FILE *file = fopen(path, "wb");
+        if (file == NULL) return cannot_write(path, errno);
+        int written = fwrite(text, 1, bytes, file) == bytes;
+        written = fclose(file) == 0 && written;
+        return written ? WEFT_OK : cannot_write(path, errno);
+    }
+    weft_file_out out;
+    WEFT_TRY(weft_file_replace_begin(&out, path));
+    return weft_file_replace_end(&out, fwrite(text, 1, bytes, out.file) == bytes);
 }
 
 int weft_file_kind(const char *path)

@@ -1,7 +1,9 @@
-/* base/file.h - files that come in: mapped whole, or read whole when small. */
+/* base/file.h - files that come in: mapped whole, or read whole when small; and files that go out whole or not at all. */
 #pragma once
 
+#include <limits.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "base/object.h"
 #include "base/status.h"
@@ -23,5 +25,21 @@ void weft_file_will_read(const void *begin, size_t bytes);
 /* The whole file in fresh memory with a 0 behind it; the caller frees *text. FORMAT when it is
  * longer than limit. */
 weft_status weft_file_read(const char *path, size_t limit, char **text, size_t *bytes);
+
+/* A file that is being written beside the one that it will replace: nothing half-written. */
+typedef struct weft_file_out {
+    FILE *file; /* to write to */
+    int mode;   /* of the file that is replaced; 0: there is none */
+    char path[PATH_MAX], temporary[PATH_MAX + 16]; /* links are followed */
+} weft_file_out;
+
+/* IO where it cannot: "cannot write PATH: it is not a regular file". Leaves no file. */
+weft_status weft_file_can_replace(const char *path);
+weft_status weft_file_replace_begin(weft_file_out *out, const char *path);
+/* written: whether all writes have succeeded; otherwise, and when the rest fails, the file that was there stays. */
+weft_status weft_file_replace_end(weft_file_out *out, int written);
+/* The text as the file at `path`: replaced as above, or written at once into what is there and neither a regular file nor a folder, such as a pipe. */
+weft_status weft_file_write(const char *path, const char *text, size_t bytes);
+
 /* 1: a regular file (or a link to one), 2: a directory, 0: anything else or nothing. */
 int weft_file_kind(const char *path);

@@ -4,6 +4,7 @@
  *   core.terminal_width() -> columns of the terminal on standard output, nil where it is none
  *   core.cpu_cores() -> cores of this process                   core.cpu_isa() -> "avx2": what the kernels use
  *   core.same_file(path, place) -> whether path exists and is place, or lies in that folder
+ *   core.write_file(path, text)     replaces the file when all is written; raises "cannot write PATH: why"
  *   core.read_file(path, limit) -> the text of a regular file of at most limit bytes; raises for anything else
  *   core.copy_speed([bytes]) -> bytes read plus written a second, the best of three
  *   core.live_objects() -> objects of the core that live now, over all states of the process */
@@ -83,6 +84,14 @@ static int l_read_file(lua_State *L)
     return failed ? lua_error(L) : 1;
 }
 
+static int l_write_file(lua_State *L)
+{
+    size_t bytes;
+    const char *text = luaL_checklstring(L, 2, &bytes);
+    weft_raise_if(L, weft_file_write(luaL_checkstring(L, 1), text, bytes));
+    return 0;
+}
+
 static int l_cpu_cores(lua_State *L)
 {
     lua_pushinteger(L, weft_cpu_cores());
@@ -141,7 +150,7 @@ static int l_copy_speed(lua_State *L)
 
 void weft_open_machine(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"now", l_now}, {"same_file", l_same_file}, {"read_file", l_read_file}, {"isatty", l_isatty}, {"terminal_width", l_terminal_width}, {"cpu_cores", l_cpu_cores},
+    static const luaL_Reg functions[] = {{"now", l_now}, {"same_file", l_same_file}, {"read_file", l_read_file}, {"write_file", l_write_file}, {"isatty", l_isatty}, {"terminal_width", l_terminal_width}, {"cpu_cores", l_cpu_cores},
                                          {"cpu_isa", l_cpu_isa}, {"copy_speed", l_copy_speed}, {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "bind/box.h"
 #include "bind/core.h"
 #include "model/safetensors_write.h"
@@ -46,7 +47,7 @@ static int l_save(lua_State *L)
 
 static int l_can_save(lua_State *L)
 {
-    weft_raise_if(L, weft_safetensors_can_write(luaL_checkstring(L, 1)));
+    weft_raise_if(L, weft_file_can_replace(luaL_checkstring(L, 1)));
     return 0;
 }
 

@@ -1,16 +1,13 @@
 /* model/safetensors_write.c - tensors out. */
 #include "model/safetensors_write.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <limits.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
+
+#include "base/file.h"
 
 static const char *const type_names[WEFT_DTYPE_COUNT] = {
     [WEFT_F32] = "F32", [WEFT_BF16] = "BF16", [WEFT_F16] = "F16",
@@ -65,61 +62,13 @@ static int write_all(FILE *file, const char *header, const weft_safetensors_item
     return 1;
 }
 
-/* Where to write: links are followed, and what is there must be a regular file, whose mode stays. */
-static weft_status check_target(const char *path, char *target, mode_t *mode)
+weft_status weft_safetensors_write(const char *path, const weft_safetensors_item *items, size_t count)
 {
-    struct stat there;
-    *mode = 0;
-    if (stat(path, &there) != 0) {
-        if (strlen(path) >= PATH_MAX) return weft_fail(WEFT_IO, "cannot write to a path of %zu characters", strlen(path));
-        strcpy(target, path);
-        return WEFT_OK;
-    }
-    if (!S_ISREG(there.st_mode)) return weft_fail(WEFT_IO, "cannot write %s: it is not a regular file", path);
-    if (realpath(path, target) == NULL) return weft_fail(WEFT_IO, "cannot write %s: %s", path, strerror(errno));
-    *mode = there.st_mode & 07777;
-    return WEFT_OK;
-}
-
-weft_status weft_safetensors_can_write(const char *name)
-{
-    char path[PATH_MAX], temporary[PATH_MAX + 16];
-    mode_t mode;
-    WEFT_TRY(check_target(name, path, &mode));
-    snprintf(temporary, sizeof temporary, "%s.part", path);
-    int file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (file < 0) return errno == EEXIST ? WEFT_OK : weft_fail(WEFT_IO, "cannot write %s: %s", path, strerror(errno));
-    close(file);
-    unlink(temporary);
-    return WEFT_OK;
-}
-
-weft_status weft_safetensors_write(const char *name, const weft_safetensors_item *items, size_t count)
-{
-    char path[PATH_MAX];
-    mode_t mode;
-    WEFT_TRY(check_target(name, path, &mode));
-    size_t length = strlen(path) + 16;
-    char *temporary = malloc(length), *header = header_text(items, count);
-    if (temporary == NULL || header == NULL) {
-        free(temporary);
-        free(header);
-        return weft_fail(WEFT_MEMORY, "no memory to write %s", path);
-    }
-    snprintf(temporary, length, "%s.part", path);
-    weft_status status = WEFT_OK;
-    FILE *file = fopen(temporary, "wb");
-    if (file == NULL) {
-        status = weft_fail(WEFT_IO, "cannot write %s: %s", path, strerror(errno));
-    } else {
-        int written = write_all(file, header, items, count) && (mode == 0 || fchmod(fileno(file), mode) == 0);
-        written = fclose(file) == 0 && written;
-        if (!written || rename(temporary, path) != 0) {
-            status = weft_fail(WEFT_IO, "cannot write %s: %s", path, strerror(errno));
-            unlink(temporary);
-        }
-    }
-    free(temporary);
+    weft_file_out out;
+    char *header = header_text(items, count);
+    if (header == NULL) return weft_fail(WEFT_MEMORY, "no memory to write %s", path);
+    weft_status status = weft_file_replace_begin(&out, path);
+    if (status == WEFT_OK) status = weft_file_replace_end(&out, write_all(out.file, header, items, count));
     free(header);
     return status;
 }

@@ -16,6 +16,3 @@ typedef struct weft_safetensors_item {
 
 /* Writes a file of its own beside `path` and renames it when it is whole: nothing half-written. */
 weft_status weft_safetensors_write(const char *path, const weft_safetensors_item *items, size_t count);
-
-/* Whether that can begin: the same refusals, before there is anything to write. Leaves no file. */
-weft_status weft_safetensors_can_write(const char *path);

@@ -15,23 +15,9 @@ local function checked(check, options)
   error(result, 0)
 end
 
--- Beside the file, which is replaced when all is written; into what is no regular file (a pipe) at once.
-local function write_file(path, text)
-  local read, message = pcall(core.read_file, path, 1)
-  local special = not read and tostring(message):find("not a regular file", 1, true)
-  local to = special and path or path .. ".part"
-  local function refuse(why)
-    if not special then os.remove(to) end
-    error({ message = ("cannot write the picture: %s"):format(why), code = "io" }, 0)
-  end
-  local file, why = io.open(to, "wb")
-  if not file then error({ message = "cannot write the picture: " .. why, code = "io" }, 0) end
-  local written, written_why = file:write(text)
-  local closed, closed_why = file:close()
-  if not written or not closed then refuse(("%s: %s"):format(path, written_why or closed_why)) end
-  if special then return end
-  local renamed, renamed_why = os.rename(to, path)
-  if not renamed then refuse(path .. renamed_why:sub(#to + 1)) end
+local function write_picture(path, text)
+  local ok, why = pcall(core.write_file, path, text)
+  if not ok then errors.raise { message = (errors.message(why):gsub("^cannot write ", "cannot write the picture: ")), code = why.code } end
 end
 
 -- Refuses a picture in the place of a file that this command reads, or that belongs to the model.
@@ -63,7 +49,7 @@ local function explain(options, setup, machine)
     name = setup.name }
   local price, measured, elsewhere = priced(setup, machine, details)
   local numbers = require("weft.plan_numbers").of(setup.policy, setup.cfg, details)
-  if options.svg then write_file(options.svg, require("weft.plan.svg").draw(numbers, price)) end
+  if options.svg then write_picture(options.svg, require("weft.plan.svg").draw(numbers, price)) end
   if options.json then
     local result = text.table(setup.policy, setup.cfg, details)
     result.price, result.measured = price, measured
@@ -88,7 +74,7 @@ local function search(options, setup, machine)
   local result = front.search(setup.cfg, { name = setup.name, supports = require("weft.models").supports }, machine, {
     max_ranks = options.max_ranks or 8, batch = options.batch, context = options.context or setup.cfg.max_position_embeddings,
     block_size = options.block_size })
-  if options.svg then write_file(options.svg, require("weft.plan.scatter").svg(result)) end
+  if options.svg then write_picture(options.svg, require("weft.plan.scatter").svg(result)) end
   if options.json then
     io.stdout:write(core.json.encode(front.table(result)), "\n")
   else

@@ -34,8 +34,8 @@ local function expected_prompts(path, text)
   local function refuse(found)
     errors.raise { message = ("%s: wanted a list of cases with prompt_ids, found %s; give --prompt-ids, or leave the file out"):format(path, found), code = "format" }
   end
-  local ok, cases = pcall(json.decode, text)
-  if not ok or cases == nil then refuse "what is not JSON" end
+  local cases = json.decode(text)
+  if cases == nil then refuse "what is not JSON" end
   if type(cases) ~= "table" or #cases == 0 then refuse "no list, or an empty one" end
   local prompts = {}
   for i, case in ipairs(cases) do
@@ -63,9 +63,8 @@ local function prompts_of(options, setup)
   local path = options.model .. "/expected.json"
   local file = io.open(path, "rb")
   if file then
-    local text = file:read "*a"
     file:close()
-    return expected_prompts(path, text or "")
+    return expected_prompts(path, errors.read_input(path, "the prompts"))
   end
   local block = options.block_size or 16
   local widest = block * options.max_ranks
@@ -141,6 +140,7 @@ end
 
 function verify.run(options)
   run.check_prompt(options, true)
+  options.needs_tokenizer = (options.prompt or options.file) and "give the prompt as token ids (--prompt-ids)" or nil
   options.dtype = options.dtype or "float32" -- the exact mode: rounding hides nothing
   options.steps = options.max_tokens or 12
   local setup = require("weft.setup").check(options)
