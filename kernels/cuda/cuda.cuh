@@ -50,6 +50,11 @@ static inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline bool aligned(const void *p, size_t bytes) { return (uintptr_t)p % bytes == 0; }
+/* NULL overlaps nothing. */
+static inline bool overlap(const void *p, int64_t p_bytes, const void *q, int64_t q_bytes)
+{
+    return p != NULL && q != NULL && (const char *)p < (const char *)q + q_bytes && (const char *)q < (const char *)p + p_bytes;
+}
 static inline const char *at(const void *base, weft_dtype dtype, int64_t index)
 {
     return (const char *)base + index * (int64_t)weft_dtype_size(dtype);

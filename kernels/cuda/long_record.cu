@@ -5,15 +5,11 @@ namespace weft {
 
 static bool packs(const void *p, int64_t stride) { return p != NULL && aligned(p, 16) && stride % 8 == 0; }
 
-static bool apart(const void *p, int64_t p_rows, int64_t p_stride, const void *q, int64_t q_rows, int64_t q_stride)
-{
-    return (const char *)p + 2 * p_rows * p_stride <= (const char *)q || (const char *)q + 2 * q_rows * q_stride <= (const char *)p;
-}
-
 /* Rows that are written in a product's end, where others still read x and write y. */
 static bool end_writes(const weft_linear_args &l, const void *to, int64_t stride)
 {
-    return packs(to, stride) && apart(to, l.tokens, stride, l.x, l.tokens, l.x_stride) && apart(to, l.tokens, stride, l.y, l.tokens, l.y_stride);
+    const int64_t bytes = 2 * l.tokens * stride;
+    return packs(to, stride) && !overlap(to, bytes, l.x, 2 * l.tokens * l.x_stride) && !overlap(to, bytes, l.y, 2 * l.tokens * l.y_stride);
 }
 
 bool LongPending::take(const weft_linear_args *a, void *stream, weft_status *status)

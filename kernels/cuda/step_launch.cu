@@ -306,6 +306,13 @@ static bool residual_waits(const Fp8Job &job, const Fp8Job *at, const weft_atten
            (at->end == END_SILU && overlap(job.residual, bytes, at->silu.y, at->silu.cols * 2)) || (at->norm.cols > 0 && overlap(job.residual, bytes, at->norm.y, at->norm.cols * 2));
 }
 
+/* Attention directly behind the run's last product so far, or NULL. */
+static const weft_attention_args *just_attended(const weft_fused *r, const Fp8Run *run)
+{
+    const Fp8Attend *last = run->num_attends > 0 ? &r->attends[r->num_attends + run->num_attends - 1] : NULL;
+    return last != NULL && last->after == run->num_jobs ? &last->a : NULL;
+}
+
 /* What may stand in one launch of fp8 products, and is put into the recorder's lists behind what is there. */
 static bool take_for_run(weft_fused *r, const StepInstruction *in, Fp8Run *run)
 {
@@ -313,7 +320,7 @@ static bool take_for_run(weft_fused *r, const StepInstruction *in, Fp8Run *run)
         int parts = 0, rows = 0;
         if (r->num_attends + run->num_attends == RUN_ATTENDS || run->num_jobs == 0 || !fp8_run_takes(&in->attention, r->list.blocks, &parts, &rows)) return false;
         if (run->num_attends > 0 && (parts != run->parts || rows != run->rows)) return false;
-        if (run->num_attends > 0 && r->attends[r->num_attends + run->num_attends - 1].after == run->num_jobs) return false; /* their packets differ by the products in front */
+        if (just_attended(r, run) != NULL) return false; /* packets of two differ by the products in front */
         run->parts = parts, run->rows = rows;
         Fp8Attend *attend = &r->attends[r->num_attends + run->num_attends++];
         memset(attend, 0, sizeof *attend);
@@ -325,9 +332,7 @@ static bool take_for_run(weft_fused *r, const StepInstruction *in, Fp8Run *run)
     const int number = r->num_jobs + run->num_jobs;
     Fp8Job *job = &r->jobs[number];
     if (!fp8_job(&in->product.linear, joins_of(&in->product), job) || !fp8_run_takes(*job)) return false;
-    const Fp8Attend *attend = run->num_attends > 0 ? &r->attends[r->num_attends + run->num_attends - 1] : NULL;
-    const bool attended = attend != NULL && attend->after == run->num_jobs;
-    if (residual_waits(*job, run->num_jobs > 0 ? job - 1 : NULL, attended ? &attend->a : NULL)) return false;
+    if (residual_waits(*job, run->num_jobs > 0 ? job - 1 : NULL, just_attended(r, run))) return false;
     job->attends = run->num_attends;
     job->drawn = (unsigned *)(r->memory + DRAWN_AT) + number;
     const int places = fp8_run_places(*job);

@@ -13,12 +13,6 @@ struct StepNeeds {
     int x, held, cos_sin, sums;
 };
 
-/* NULL overlaps nothing. */
-static inline bool overlap(const void *p, int64_t p_bytes, const void *q, int64_t q_bytes)
-{
-    return p != NULL && q != NULL && (const char *)p < (const char *)q + q_bytes && (const char *)q < (const char *)p + p_bytes;
-}
-
 /* Memory that instructions read and write. */
 struct StepTraffic {
     struct Ranges {
