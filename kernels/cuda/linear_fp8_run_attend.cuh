@@ -33,7 +33,7 @@ struct RunShared {
     Fp8Sums<1, F8_GROUPS> sums[RUN_SUMS];
     alignas(16) float squares[1][F8_WARPS];
     Fp8Attend attend;
-    Joined<RUN_DIM, 1, DEC_WARPS> warps;
+    alignas(16) Joined<RUN_DIM, 1, DEC_WARPS> warps;
     unsigned long long products, attended; /* arrivals before this launch */
     int never;
 };
@@ -61,14 +61,16 @@ struct RunPart {
     int rows, first_head, low, high, from, to; /* keys [from, to) of those that are seen, [low, high) */
     int splits, log; /* log: of the power of two that splits do not exceed */
 };
+/* As many parts as there are tiles, up to `parts`, which then differ by KEYS keys; the new ones are in one of the smaller parts. */
 __device__ __forceinline__ RunPart run_part(const weft_attention_args &a, int parts, int part, int head)
 {
     RunPart p;
     p.rows = head < a.num_kv_heads && a.query_start_loc[1] > 0 ? heads_of(a, head, p.first_head) : 0;
     visible(a, keys_of(a, 0), 0, p.low, p.high);
-    const int low = p.low / KEYS * KEYS, tiles = (p.high - low + RUN_TILE - 1) / RUN_TILE, each = max(1, (tiles + parts - 1) / parts);
-    p.splits = max(1, (tiles + each - 1) / each), p.log = 32 - __clz(p.splits - 1);
-    p.from = low + part * each * RUN_TILE, p.to = min(p.high, p.from + each * RUN_TILE);
+    const int low = p.low / KEYS * KEYS, units = max(0, (p.high - low + KEYS - 1) / KEYS);
+    p.splits = min(parts, max(1, (units + DEC_WARPS - 1) / DEC_WARPS)), p.log = 32 - __clz(p.splits - 1);
+    const int each = units / p.splits, larger = units % p.splits;
+    p.from = low + (part * each + min(part, larger)) * KEYS, p.to = min(p.high, p.from + (each + (part < larger)) * KEYS);
     if (part >= p.splits) p.rows = 0;
     return p;
 }
@@ -137,43 +139,72 @@ template <class Enter> __device__ __forceinline__ void run_attend_one(const weft
     const int thread = run_attender(), warp = thread / 32, g = thread % 32 / 4;
     const RunPart p = run_part(a, run.parts, part, head);
     if (p.rows <= 0) return enter();
+    const int64_t before = keys_of(a, 0).first_position; /* of the launch's own keys */
+    const bf16 *k = (const bf16 *)a.k, *v = (const bf16 *)a.v;
     int key = p.from + warp * KEYS;
     Walk walk;
     walk.begin(a, 0, key, RUN_TILE);
-    int64_t row = key < p.to ? walk.row(a, head, 0) : -1;
-    const bf16 *k = (const bf16 *)a.k, *v = (const bf16 *)a.v;
-    uint4 kf[2][RUN_DIM / 32], vf[RUN_DIM / 64][4];
-    auto read = [&] {
-        if (row < 0) return;
-        read_keys<bf16, RUN_DIM>(kf, k + row * RUN_DIM, RUN_DIM, RUN_DIM, p.to - key);
-        read_values<bf16, RUN_DIM>(vf, v + row * RUN_DIM, RUN_DIM, RUN_DIM, p.to - key);
+    auto find = [&](int at) {
+        const int64_t row = at < p.to ? walk.row(a, head, 0) : -1;
+        walk.advance();
+        return row;
     };
+    /* The warp's first two tiles are on their way before it waits, so that with 2 * RUN_PARTS * RUN_TILE keys it waits no second time:
+     * in registers, but for the second one's values, which lie where the warp's sums will. */
+    uint4 kf[2][2][RUN_DIM / 32], vf[RUN_DIM / 64][4];
+    const uint32_t values = shared_address(&s.warps.out[warp]);
+    int64_t row = find(key);
+    const int64_t second = find(key + RUN_TILE);
+    auto read = [&](int at) {
+        if (row < 0) return;
+        read_keys<bf16, RUN_DIM>(kf[0], k + row * RUN_DIM, RUN_DIM, RUN_DIM, p.to - at);
+        read_values<bf16, RUN_DIM>(vf, v + row * RUN_DIM, RUN_DIM, RUN_DIM, p.to - at);
+    };
+    auto read_second = [&] {
+        const int left = p.to - key - RUN_TILE;
+        if (second < 0) return;
+        read_keys<bf16, RUN_DIM>(kf[1], k + second * RUN_DIM, RUN_DIM, RUN_DIM, left);
+        step_values<RUN_DIM>(values, v + second * RUN_DIM, 0, left, left);
+    };
+    const bool old = min(key + KEYS, p.to) <= before, both = min(key + RUN_TILE + KEYS, p.to) <= before;
+    if (old) read(key);
+    if (both) read_second();
+    const float scale = a.scale * log2_e;
+    const bf16 *query = (const bf16 *)a.q + (int64_t)(p.first_head + g) * RUN_DIM + 8 * (thread % 4);
+    enter();
     Rows<RUN_DIM, 1> own;
+#pragma unroll
+    for (int c = 0; c < RUN_DIM / 32; c++) own.q[0][c] = g < p.rows ? __ldcg((const uint4 *)(query + 32 * c)) : make_uint4(0, 0, 0, 0);
+    if (!old) read(key);
+    if (!both) read_second();
 #pragma unroll
     for (int e = 0; e < 2; e++) own.max[0][e] = minus_inf(), own.sum[0][e] = 0.0f, own.low[0][e] = p.low, own.high[0][e] = p.high;
 #pragma unroll
     for (int i = 0; i < RUN_DIM / 16; i++) own.out[0][i][0] = own.out[0][i][1] = own.out[0][i][2] = own.out[0][i][3] = 0.0f;
-    const bool old = min(key + KEYS, p.to) <= keys_of(a, 0).first_position;
-    if (old) read();
-    const float scale = a.scale * log2_e;
-    const bf16 *query = (const bf16 *)a.q + (int64_t)(p.first_head + g) * RUN_DIM + 8 * (thread % 4);
-    uint4 *part_0 = run.packets + (int64_t)head * run.parts * run.rows * RUN_PACKETS;
-    enter();
-#pragma unroll
-    for (int c = 0; c < RUN_DIM / 32; c++) own.q[0][c] = g < p.rows ? __ldcg((const uint4 *)(query + 32 * c)) : make_uint4(0, 0, 0, 0);
-    if (!old) read();
-    while (key < p.to) {
-        const int64_t here = row;
-        const int next = key + RUN_TILE;
-        walk.advance();
-        row = next < p.to ? walk.row(a, head, 0) : -1;
-        float scores[1][4];
-        if (here >= 0) score<bf16, RUN_DIM, 1>(scores, own, kf);
-        if (row >= 0) read_keys<bf16, RUN_DIM>(kf, k + row * RUN_DIM, RUN_DIM, RUN_DIM, p.to - next);
-        if (here >= 0) weigh<bf16, RUN_DIM, 1>(own, scores, vf, key + g, key + g + 8, key < p.low || key + KEYS > p.high, scale);
+    float scores[1][4];
+    auto masked = [&](int at) { return at < p.low || at + KEYS > p.high; };
+    for (int step = 2 * RUN_TILE; key < p.to; key += step, step = RUN_TILE) {
+        const bool here = row >= 0;
+        const int next = key + step;
+        row = find(next);
+        if (here) score<bf16, RUN_DIM, 1>(scores, own, kf[0]);
+        if (row >= 0) read_keys<bf16, RUN_DIM>(kf[0], k + row * RUN_DIM, RUN_DIM, RUN_DIM, p.to - next);
+        if (here) weigh<bf16, RUN_DIM, 1>(own, scores, vf, key + g, key + g + 8, masked(key), scale);
         if (row >= 0) read_values<bf16, RUN_DIM>(vf, v + row * RUN_DIM, RUN_DIM, RUN_DIM, p.to - next);
-        key = next;
+        if (step == RUN_TILE || second < 0) continue;
+        const int at = key + RUN_TILE;
+        uint4 of_shared[RUN_DIM / 64][4];
+        score<bf16, RUN_DIM, 1>(scores, own, kf[1]);
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int h = 0; h < RUN_DIM / 64; h++) of_shared[h][i] = step_read(step_value(values, 2 * (thread % 4) + (i & 1) + (i & 2) * 4, 8 * h + g));
+        weigh<bf16, RUN_DIM, 1>(own, scores, of_shared, at + g, at + g + 8, masked(at), scale);
+        __syncwarp(); /* before the warp's sums come there */
     }
+    uint4 *part_0 = run.packets + (int64_t)head * run.parts * run.rows * RUN_PACKETS;
     put_warp(s.warps, own, p.rows, warp);
     run_attend_sync();
     run_join(a, run, s, p, part, part_0, flag);
