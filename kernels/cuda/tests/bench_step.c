@@ -214,6 +214,7 @@ void bench_step(void)
     step(1, 8192, 8192, WEFT_BF16, LAUNCHES);
     step(1, 8192, 8192, WEFT_BF16, AS_RUNTIME);
     step(1, 1, 1024, WEFT_F8E4M3, AS_RUNTIME);
+    step(1, 1, 1088, WEFT_F8E4M3, AS_RUNTIME);
     step(8, 1, 1024, WEFT_F8E4M3, AS_RUNTIME);
     step(1, 8192, 8192, WEFT_F8E4M3, LAUNCHES);
 }

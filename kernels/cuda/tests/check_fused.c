@@ -107,7 +107,7 @@ static void layers(const shape *s, int number)
     float *cos_sin = twin_random(s->context * s->dim, WEFT_F32, 0, 0.7f);
     for (int64_t r = 0, at = 0; r < s->requests; r++) {
         const int64_t query = t / s->requests + (r < t % s->requests);
-        lens[r] = (int32_t)(query + twin_below((int)(s->context - query + 1)));
+        lens[r] = (int32_t)(t == 1 ? s->context : query + twin_below((int)(s->context - query + 1)));
         for (int64_t i = 0; i < query; i++) positions[at + i] = (int32_t)(lens[r] - query + i);
         at += query;
         loc[r + 1] = (int32_t)at;
@@ -258,6 +258,13 @@ void check_fused(void)
         {29, 20, 3072, 24, 8, 128, 2816, 90, WEFT_BF16, WEFT_BF16, 1, 1, 0, BATCH, 0},
         {32, 32, 2944, 24, 8, 128, 2952, 60, WEFT_BF16, WEFT_BF16, 0, 1, 0, BATCH, 0},
         {30, 30, 2944, 24, 4, 128, 2880, 60, WEFT_F16, WEFT_F16, 1, 1, 0, BATCH, 0},
+        {1, 1, 1024, 32, 8, 128, 1408, 1024, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, BATCH, 0},
+        {1, 1, 1024, 16, 8, 128, 1408, 1025, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, BATCH, 0},
+        {1, 1, 1024, 16, 2, 128, 1408, 1089, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, BATCH, 0},
+        {1, 1, 1024, 32, 8, 128, 1408, 2048, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, BATCH, 0},
+        {1, 1, 1024, 12, 4, 128, 1408, 2049, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, BATCH, 0},
+        {1, 1, 1024, 24, 3, 128, 1408, 4001, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, BATCH, 0},
+        {1, 1, 1024, 20, 5, 128, 1408, 80, WEFT_BF16, WEFT_F8E4M3, 0, 1, 0, BATCH, 0},
     };
     each(shapes, sizeof shapes / sizeof shapes[0], 0);
 }
