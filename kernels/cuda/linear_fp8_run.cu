@@ -107,6 +107,7 @@ __device__ __forceinline__ void run_scales(const Fp8Run &run, Fp8Ring &ring, Run
                 ring.bring_scales(scale, [&](int h) { return at + segment < count ? of.at[h] + at : nullptr; });
             }
         }
+        if (threadIdx.x % 32 == 0) *(volatile int *)&s.scaled = j + 1;
     }
 }
 
@@ -126,6 +127,7 @@ __device__ __forceinline__ void run_heads(const Fp8Job &job, RunHeads &heads)
  * ones, then their mates. Neighbours write together, the even ones y, the odd ones what comes of it. */
 struct RunEnd {
     float bias, cos, sin;
+    bool turned; /* by cos and sin */
     unsigned short before; /* the residual */
     bf16 *to;
 };
@@ -135,7 +137,7 @@ __device__ __forceinline__ RunEnd run_end(const Fp8Job &job, const RunHeads &hea
     const int lane = threadIdx.x % 32, r = lane % 16, half = job.apart;
     const int first = row_of(job, item, end) + (end == END_PLAIN ? r : r % 8), row = first + (end != END_PLAIN && r >= 8 ? half : 0);
     const bool odd = lane % 2 == 1;
-    RunEnd e = {0.0f, 1.0f, 0.0f, 0, odd ? nullptr : (bf16 *)a.y + row};
+    RunEnd e = {0.0f, 1.0f, 0.0f, false, 0, odd ? nullptr : (bf16 *)a.y + row};
     if (a.bias != nullptr) e.bias = load(a.bias, a.bias_dtype, row);
     if (end == END_PLAIN) {
         if (job.residual == nullptr) return e;
@@ -146,6 +148,7 @@ __device__ __forceinline__ RunEnd run_end(const Fp8Job &job, const RunHeads &hea
     } else {
         if (first < job.rope.heads * 2 * half) {
             const int at = first % (2 * half);
+            e.turned = true;
             e.cos = heads.turns[at], e.sin = r < 8 ? -heads.turns[half + at] : heads.turns[half + at];
         }
         if (odd && job.pages.tokens > 0 && heads.kept >= 0 && row >= job.k_row) {
@@ -164,7 +167,7 @@ __device__ __forceinline__ uint32_t run_finish(const Fp8Sums<1, F8_GROUPS> &sums
     const float mate = __shfl_xor_sync(~0u, v, 8);
     if (end == END_PLAIN) second = v + __uint_as_float((uint32_t)e.before << 16);
     else if (end == END_SILU) second = v / (1.0f + expf(-v)) * mate;
-    else second = v = rounded(v * e.cos + mate * e.sin);
+    else if (e.turned) second = v = rounded(v * e.cos + mate * e.sin);
     const float mine = lane % 2 == 0 ? v : second, give = lane % 2 == 0 ? second : v, neighbour = __shfl_xor_sync(~0u, give, 1);
     if (lane >= 16 || e.to == nullptr) return 0;
     return step_exchange(e.to, lane % 2 == 0 ? pair<bf16>(mine, neighbour) : pair<bf16>(neighbour, mine));
@@ -274,15 +277,18 @@ __device__ __forceinline__ void run_walk(const Fp8Run &run, const Fp8Ring &ring,
     for (int j = 0; j < run.num_jobs; j++) {
         const Fp8Job &job = run_job(s, j);
         const weft_linear_args &a = job.a;
-        if (warp == 1 && j + 2 < run.num_jobs) run_load(run, s, j + 2);
+        if (warp == 1 && j + 2 < run.num_jobs) {
+            while (*(volatile int *)&s.scaled < j - 1) {} /* in a block without items nothing else waits for that warp */
+            run_load(run, s, j + 2);
+        }
         const int pieces = fp8_pieces(a.k);
         float *factors = (float *)(input + pieces * FP8_INPUT_BYTES);
         const Fp8Input<1, F8_GROUPS> in(input, factors, 1, (int)a.k);
         walk.begin(pieces, factors);
         auto wait = [&] {
             if (threadIdx.x == 0) {
-                if (job.attends > attends) run_wait(run.attended, s.attended + (unsigned long long)job.attends * gridDim.x);
-                else run_wait(run.products, s.products + (unsigned long long)j * gridDim.x);
+                if (job.attends > attends) run_wait(run, run.attended, s.attended + (unsigned long long)job.attends * gridDim.x);
+                else run_wait(run, run.products, s.products + (unsigned long long)j * gridDim.x);
             }
             attends = job.attends;
             named_sync(1, F8_THREADS);
@@ -315,6 +321,7 @@ __global__ void __launch_bounds__(RUN_THREADS, 1) fp8_run(const __grid_constant_
         for (int i = 0; i < RUN_SLOTS; i++) barrier_init(shared_address(&s.loaded[i]), 32);
         for (int i = 0; i < RUN_SUMS; i++) barrier_init(shared_address(&s.summed[i]), F8_THREADS), barrier_init(shared_address(&s.finished[i]), 32);
         ring.init();
+        s.scaled = 0;
         /* Nobody has counted more than once per instruction, and this block not yet. */
         s.products = *(volatile unsigned long long *)run.products / gridDim.x * gridDim.x;
         s.attended = *(volatile unsigned long long *)run.attended / gridDim.x * gridDim.x;
@@ -363,8 +370,9 @@ bool fp8_run_takes(const weft_attention_args *a, int blocks, int *parts, int *ro
     if (a->requests != 1 || a->tokens != 1 || a->dtype != WEFT_BF16 || a->head_dim != RUN_DIM || a->head_dim_v != RUN_DIM || a->keys == WEFT_KEYS_NEW) return false;
     if (a->num_kv_heads < 1 || a->num_kv_heads > blocks || least(a->group_size, a->num_heads) > RUN_ROWS || !attention_mma_fits(a)) return false;
     if (a->max_seq_len < 1 || a->max_seq_len > RUN_KEYS || a->pages.context_size != 1) return false;
-    *rows = (int)least(a->group_size, a->num_heads), *parts = (int)least(RUN_PARTS, blocks / a->num_kv_heads);
-    return (int64_t)a->num_kv_heads * *parts * *rows * RUN_PACKETS <= STEP_PACKETS;
+    *rows = (int)least(a->group_size, a->num_heads);
+    *parts = (int)least(least(RUN_PARTS, blocks / a->num_kv_heads), STEP_PACKETS / ((int64_t)a->num_kv_heads * *rows * RUN_PACKETS));
+    return *parts >= 1;
 }
 
 bool fp8_run_possible()

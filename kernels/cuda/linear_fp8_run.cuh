@@ -29,6 +29,7 @@ struct Fp8Run {
     int places, in_flight; /* of the ring; pieces on their way at once: the fewer, the less time blocks take to find out about one another */
     int parts, rows; /* of attention */
     uint32_t zero;   /* 0, which the compiler does not know */
+    uint64_t patience; /* ns of a wait; more means that something is broken */
 };
 
 /* Whether the job may be in a launch with others. */

@@ -35,6 +35,7 @@ struct RunShared {
     Fp8Attend attend;
     alignas(16) Joined<RUN_DIM, 1, DEC_WARPS> warps;
     unsigned long long products, attended; /* arrivals before this launch */
+    int scaled; /* jobs whose scales have been asked for */
     int never;
 };
 
@@ -43,11 +44,20 @@ __device__ __forceinline__ void run_arrived(RunShared &s, uint32_t back, uint32_
 {
     if ((back & zero) != 0) s.never = 1;
 }
-__device__ __forceinline__ void run_wait(const unsigned long long *arrivals, unsigned long long target)
+/* Whoever looks for the `turn`th time, from 1: does not come back from a wait that is broken. */
+__device__ __forceinline__ void run_looked(int turn, uint64_t &since, uint64_t patience)
+{
+    if (turn % (1 << 12) == 0) since = step_waited(since, patience);
+}
+__device__ __forceinline__ void run_wait(const Fp8Run &run, const unsigned long long *arrivals, unsigned long long target)
 {
     unsigned long long seen;
-    do asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(arrivals) : "memory");
-    while (seen < target);
+    uint64_t since = 0;
+    for (int turn = 1;; turn++) {
+        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(arrivals) : "memory");
+        if (seen >= target) return;
+        run_looked(turn, since, run.patience);
+    }
 }
 __device__ __forceinline__ void run_count(unsigned long long *arrivals, uint32_t nothing)
 {
@@ -105,14 +115,17 @@ __device__ __forceinline__ void run_join(const weft_attention_args &a, const Fp8
             row[n] = i / RUN_TWOS, two[n] = i % RUN_TWOS;
         }
         bool here;
-        do {
+        uint64_t since = 0;
+        for (int turn = 1;; turn++) {
             here = true;
 #pragma unroll
             for (int n = 0; n < 2; n++) {
                 here &= step_came(from + row[n] * RUN_PACKETS + two[n], v[n], flag);
                 here &= step_came(from + row[n] * RUN_PACKETS + RUN_TWOS, stats[n], flag);
             }
-        } while (!here);
+            if (here) break;
+            run_looked(turn, since, run.patience);
+        }
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             if (of >= p.splits) stats[n] = make_float2(minus_inf(), 0.0f);
@@ -219,8 +232,8 @@ __device__ __forceinline__ void run_attend(const Fp8Run &run, RunShared &s)
         run_attend_sync();
         const weft_attention_args &a = s.attend.a;
         const unsigned long long target = s.products + (unsigned long long)s.attend.after * gridDim.x;
-        run_attend_one(a, run, s, part, head, (unsigned)target, [&] {
-            if (thread == 0) run_wait(run.products, target);
+        run_attend_one(a, run, s, part, head, 2 * (unsigned)target + 1, [&] { /* the step of other weights has the even flags (step_attention.cuh) */
+            if (thread == 0) run_wait(run, run.products, target);
             run_attend_sync();
         });
         if (blockIdx.x == 0 && a.query_start_loc[1] < 1) {

@@ -278,7 +278,7 @@ template <class T> __device__ __noinline__ bool step_attend_few(StepFixed &its_f
     /* Of the rows' values each warp has 32 pairs, one of the parts puts them together, and the others send it theirs. */
     const int stride = (int)min((int64_t)a.group_size, (int64_t)a.num_heads) * (TWOS + 2); /* packets of a part: for each row its values, and its statistics for each of two warps */
     uint4 *packets = fixed.program.packets + (p.head * in.parts) * stride;
-    const unsigned flag = (unsigned)fixed.target;
+    const unsigned flag = 2 * (unsigned)fixed.target; /* linear_fp8_run.cu has the odd ones */
     const StepMeeting m(p);
     const bool puts = thread / 32 % min(p.splits, (int)STEP_WARPS) == p.part;
     float4 mine[MOST_TURNS] = {}; /* of this part, where the block puts them together */

@@ -361,6 +361,7 @@ static weft_status launch_run(weft_fused *r, int from, int *taken)
     run.attended = (unsigned long long *)(r->memory + RUN_ATTENDED_AT);
     run.packets = (uint4 *)(r->memory + PACKETS_AT);
     run.in_flight = (int)least(RUN_IN_FLIGHT, run.places);
+    run.patience = patience_of(r->list);
     if (run.num_attends == 0) run.parts = 1;
     r->num_jobs += run.num_jobs, r->num_attends += run.num_attends;
     fp8_run_launch(run, r->list.blocks, (int)(run.places * (size_t)FP8_PIECE_BYTES + input), r->stream);
