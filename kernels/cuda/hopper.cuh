@@ -114,6 +114,8 @@ __device__ __forceinline__ void copy_box_to(uint32_t to, const void *map, int x,
                  "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
                  : "memory");
 }
+/* What the multiprocessor may remember of a map in memory is not used any more. */
+__device__ __forceinline__ void map_arrived(const void *map) { asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory"); }
 __device__ __forceinline__ void map_prefetch(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 /* ---- products of a warpgroup ---- */

@@ -17,7 +17,7 @@ enum {
 
 enum Fp8End { END_PLAIN, END_SILU, END_HEADS };
 
-struct Fp8Job {
+struct alignas(128) Fp8Job {
     CUtensorMap map;
     int paired; /* the map is a pairs_map() */
     weft_linear_args a;

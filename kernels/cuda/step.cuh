@@ -136,7 +136,7 @@ struct StepGroup {
 };
 
 /* What the ring needs to know of a product. */
-struct StepStream {
+struct alignas(128) StepStream {
     CUtensorMap map; /* (columns of 128 bytes, pairs' blocks, 2, rows, 128) of w; a copy brings a piece */
     int tiles, pieces, half, first;
 };

@@ -17,6 +17,7 @@ enum { RUN_PRODUCTS_AT = 128, RUN_ATTENDED_AT = 192, RUN_JOBS = 640, RUN_ATTENDS
 static const size_t LIST_AT = HEAD_BYTES + STREAMS * sizeof(StepStream);
 static const size_t PACKETS_AT = (LIST_AT + INSTRUCTIONS * sizeof(StepInstruction) + 127) / 128 * 128;
 static const size_t JOBS_AT = PACKETS_AT + STEP_PACKETS * sizeof(uint4);
+static_assert(HEAD_BYTES % 128 == 0 && JOBS_AT % 128 == 0, "tensor maps");
 static const size_t ATTENDS_AT = JOBS_AT + RUN_JOBS * sizeof(Fp8Job);
 static const size_t DRAWN_AT = ATTENDS_AT + RUN_ATTENDS * sizeof(Fp8Attend);
 static_assert(DRAWN_AT + RUN_JOBS * sizeof(unsigned) <= WEFT_FUSED_BYTES, "memory of a recorder");
@@ -407,6 +408,9 @@ extern "C" weft_status weft_fused_end(weft_fused *r, int keep)
         if (error == cudaSuccess) error = cudaMemcpyAsync(r->memory + JOBS_AT, r->jobs, (size_t)r->num_jobs * sizeof *r->jobs, cudaMemcpyHostToDevice, stream);
         if (error == cudaSuccess) error = cudaMemcpyAsync(r->memory + ATTENDS_AT, r->attends, (size_t)r->num_attends * sizeof *r->attends, cudaMemcpyHostToDevice, stream);
         if (error == cudaSuccess) error = cudaMemsetAsync(r->memory + DRAWN_AT, 0, RUN_JOBS * sizeof(unsigned), stream);
+        maps_arrived(r->memory + HEAD_BYTES, r->num_streams, sizeof(StepStream), r->list.context, stream);
+        maps_arrived(r->memory + JOBS_AT, r->num_jobs, sizeof(Fp8Job), r->list.context, stream);
+        if (error == cudaSuccess) error = cudaGetLastError();
     }
     const weft_status failure = keep ? r->failure : WEFT_OK;
     if (failure != WEFT_OK) (void)weft_fail(failure, "%s", r->why);

@@ -1,4 +1,5 @@
 /* kernels/cuda/tensor_map.cu - maps for the tensor copy engine. */
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 
 namespace weft {
@@ -44,6 +45,19 @@ bool rows_map(CUtensorMap *map, const void *rows_of, int64_t rows, int64_t row_b
 bool pairs_map(CUtensorMap *map, const void *rows_of, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int64_t apart, int columns)
 {
     return bytes_map(map, rows_of, {128, apart, row_bytes / 128, rows / apart, 1}, {stride_bytes, 128, apart * stride_bytes, rows * stride_bytes}, {128, 8, columns, 2, 1});
+}
+
+/* A block on each multiprocessor: each remembers maps of its own. */
+__global__ void forget_maps(const char *maps, int count, size_t stride)
+{
+#ifdef WEFT_HOPPER
+    for (int i = threadIdx.x; i < count; i += blockDim.x) map_arrived(maps + i * stride);
+#endif
+}
+
+void maps_arrived(const void *maps, int count, size_t stride, const weft_cuda_context *context, void *stream)
+{
+    if (count > 0) launch_at_once(forget_maps, context->sms, 32, (int)context->shared, stream, (const char *)maps, count, stride);
 }
 
 } // namespace weft

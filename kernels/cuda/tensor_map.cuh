@@ -23,4 +23,8 @@ bool rows_map(CUtensorMap *map, const void *rows_of, int64_t rows, int64_t row_b
 /* The same in blocks of `apart` rows, which divides their number: boxes of the same 8 rows of two neighbouring blocks, one behind the other. */
 bool pairs_map(CUtensorMap *map, const void *rows_of, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int64_t apart, int columns);
 
+/* Maps in the GPU's memory have been written there, `count` of them `stride` bytes apart, a multiple of 128 as is their address: kernels behind
+ * this in the stream read them, whatever lay there before. */
+void maps_arrived(const void *maps, int count, size_t stride, const weft_cuda_context *context, void *stream);
+
 } // namespace weft
