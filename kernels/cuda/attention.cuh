@@ -8,6 +8,8 @@ namespace weft {
 bool attention_mma_fits(const weft_attention_args *a);
 /* query_len: no request has more. Clears the tokens behind the last request, as the two others do not. */
 void attention_decode(const weft_attention_args *a, int64_t query_len, void *stream);
+/* Whether one block has all keys of a request and KV head there. */
+bool attention_whole(const weft_attention_args *a, int64_t query_len);
 /* The same for long pages on Hopper GPUs; seq_len: no request has more keys here. False where this GPU or these sizes are
  * not for it: nothing is launched then. */
 bool attention_decode_dealt(const weft_attention_args *a, int64_t query_len, int64_t seq_len, void *stream);
@@ -15,6 +17,12 @@ void attention_prefill(const weft_attention_args *a, void *stream);
 /* For Hopper GPUs. False where this GPU or these sizes are not for it: nothing is launched then. */
 bool attention_prefill_wgmma(const weft_attention_args *a, void *stream);
 void attention_any(const weft_attention_args *a, void *stream);
+
+/* Whether weft_rope_cuda, weft_kv_write_cuda and weft_attention_cuda, one behind the other, can be one kernel: whole items, whose
+ * q, k and v a product has left side by side, one token of each request. */
+bool attention_rotates(const weft_rope_args *rope, const weft_kv_write_args *kv, const weft_attention_args *a);
+/* That kernel, with the results of the three, bit for bit. */
+void rotate_and_attend(const weft_rope_args *rope, const weft_attention_args *a, void *stream);
 
 struct KeyRange {
     int first_position; /* global position of the request's first new token */

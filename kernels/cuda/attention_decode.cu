@@ -13,7 +13,7 @@
 
 namespace weft {
 
-enum { CLUSTER_SPLITS = 16, SHORT_KEYS = 512, WIDE_WARPS = 6, WIDE_KEYS = 4096 };
+enum { CLUSTER_SPLITS = 16, SHORT_KEYS = 512, WIDE_KEYS = 4096 };
 
 /* What a block of a cluster shows to the others: the sums of its split. */
 template <int R, int DIM> struct Shown {
@@ -157,13 +157,24 @@ template <class T, int DIM, int NT> static void launch_decode(const weft_attenti
     launch(decode<T, DIM, NT, false>, grid, DEC_THREADS, 0, stream, *a, split);
 }
 
-void attention_decode(const weft_attention_args *a, int64_t query_len, void *stream)
+/* No request has more keys here. */
+static int64_t most_keys(const weft_attention_args *a, int64_t query_len)
 {
     int64_t seq_len = a->max_seq_len;
     if (a->keys == WEFT_KEYS_NEW) seq_len = query_len;
     else if (seq_len == 0) seq_len = a->pages.block_table_stride * a->pages.page_size;
     else seq_len = div_up(seq_len, a->pages.context_size) + a->pages.interleave;
-    if (a->window > 0) seq_len = least(seq_len, a->window + query_len);
+    return a->window > 0 ? least(seq_len, a->window + query_len) : seq_len;
+}
+
+bool attention_whole(const weft_attention_args *a, int64_t query_len)
+{
+    return query_len * least(a->group_size, a->num_heads) <= 8 && wide_blocks_fill(a, a->requests * a->num_kv_heads, most_keys(a, query_len));
+}
+
+void attention_decode(const weft_attention_args *a, int64_t query_len, void *stream)
+{
+    const int64_t seq_len = most_keys(a, query_len);
     if (attention_decode_dealt(a, query_len, seq_len, stream)) return;
     const bool small = a->head_dim <= 64 && a->head_dim_v <= 64, eight = query_len * least(a->group_size, a->num_heads) <= 8;
     auto run = [&](auto tag) {

@@ -7,7 +7,7 @@
 
 namespace weft {
 
-enum { DEC_WARPS = 4, DEC_THREADS = DEC_WARPS * 32, KEYS = 16, MAX_SPLITS = 128, PAD = 2 };
+enum { DEC_WARPS = 4, DEC_THREADS = DEC_WARPS * 32, WIDE_WARPS = 6 /* of items in one piece */, KEYS = 16, MAX_SPLITS = 128, PAD = 2 };
 
 struct Split {
     float *partial; /* (item, split, rows of a tile, dim_v): sums of values, not yet divided */

@@ -201,6 +201,17 @@ template <class T, int N> struct alignas(sizeof(T) * N) Pack {
     T v[N];
 };
 
+/* Turns N pairs of a head's elements by their angles. */
+template <class T, int N> __device__ __forceinline__ void rotate_pairs(Pack<T, N> &x1, Pack<T, N> &x2, const Pack<float, N> &cos, const Pack<float, N> &sin)
+{
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        const float u = widen(x1.v[e]), v = widen(x2.v[e]);
+        x1.v[e] = narrow<T>(__fmaf_rn(u, cos.v[e], -__fmul_rn(v, sin.v[e])));
+        x2.v[e] = narrow<T>(__fmaf_rn(v, cos.v[e], __fmul_rn(u, sin.v[e])));
+    }
+}
+
 /* N elements from `first` on of a dtype known at run time, 8 bytes at a time where they are aligned. */
 template <int N> __device__ __forceinline__ void load_pack(const void *p, int dtype, int64_t first, float (&x)[N])
 {

@@ -321,9 +321,12 @@ template <int END> static bool by_tokens(BatchJob &job, void *stream)
 }
 
 /* Whether rope and pages are of whole heads of y, each a tile. */
-static bool heads_fit(BatchJob &job)
+static bool take_heads(BatchJob &job, const weft_rope_args *rope, const weft_kv_write_args *pages)
 {
     const weft_linear_args &a = job.a;
+    job.rope = *rope;
+    if (pages != NULL) job.pages = *pages;
+    if (a.tokens > FEW) return false;
     if (job.rope.head_dim != HEAD || job.rope.rotary_dim != HEAD || a.n % HEAD != 0 || a.add || a.y_dtype != a.x_dtype) return false;
     if (!aligned(a.y, 4) || a.y_stride % 2 != 0 || !aligned(job.rope.cos_sin, 16) || job.rope.tokens != a.tokens) return false;
     if (job.pages.tokens == 0) return true;
@@ -400,6 +403,18 @@ bool batch_pays(const weft_linear_args *a, bool recorded)
     return a->tokens >= 2 && a->tokens <= (recorded ? (int)BATCH_TOKENS : 8) && a->n * a->k >= least;
 }
 
+bool batch_rotates(const weft_linear_args *a, const weft_rope_args *rope, const weft_kv_write_args *pages)
+{
+#ifdef WEFT_CUDA_HOPPER
+    BatchJob job;
+    memset(&job, 0, sizeof job);
+    job.a = *a;
+    return batch_fits(a) && take_heads(job, rope, pages);
+#else
+    return false;
+#endif
+}
+
 bool batch_product(const weft_linear_args *a, const BatchJoins &joins, void *stream)
 {
 #ifdef WEFT_CUDA_HOPPER
@@ -422,9 +437,7 @@ bool batch_product(const weft_linear_args *a, const BatchJoins &joins, void *str
         return inputs_map(job, columns, 1) && batch_gates(job, columns, stream);
     }
     if (joins.rope == NULL) return by_tokens<END_PLAIN>(job, stream);
-    job.rope = *joins.rope;
-    if (joins.pages != NULL) job.pages = *joins.pages;
-    return a->tokens <= FEW && heads_fit(job) && by_tokens<END_HEADS>(job, stream);
+    return take_heads(job, joins.rope, joins.pages) && by_tokens<END_HEADS>(job, stream);
 #else
     return false;
 #endif

@@ -29,13 +29,18 @@ bool batch_pays(const weft_linear_args *a, bool recorded);
 /* Whether a norm between two products that fit can be shared by them: the first adds the residual and applies the gain,
  * the second multiplies its sums by the rows' factors and writes the norm's result. */
 bool batch_norm_fits(const weft_linear_args *first, const weft_rms_norm_args *norm, const weft_linear_args *second);
+/* Whether rotation, and pages that may be NULL, can join it, and pay. */
+bool batch_rotates(const weft_linear_args *a, const weft_rope_args *rope, const weft_kv_write_args *pages);
 /* False where it cannot: nothing is launched then. */
 bool batch_product(const weft_linear_args *a, const BatchJoins &joins, void *stream);
 
 /* How many clusters of each size are on the GPU at once. */
 void batch_clusters(int (&clusters)[BATCH_SPLITS]);
 
-/* weft_rope_cuda and weft_kv_write_cuda in one kernel, behind a product of q, k and v side by side. False where they are not of that form: nothing is launched then. */
+/* Whether a product's q, k and v stand side by side: keys that are rotated are the last of a's heads, values follow them, in
+ * rows of packs of the pages' type. */
+bool side_by_side(const weft_rope_args *a, const weft_kv_write_args *p);
+/* weft_rope_cuda and weft_kv_write_cuda in one kernel. False where they are not side_by_side: nothing is launched then. */
 bool rope_into_pages(const weft_rope_args *a, const weft_kv_write_args *p, void *stream);
 
 /* weft_rms_norm_cuda in front of a batch_product, which then begins to fetch while this runs. */

@@ -26,12 +26,7 @@ template <class T, int N> __global__ void rotate(const weft_rope_args a)
         T *head = x + (int64_t)(i / packs) * a.head_dim + i % packs * N;
         Pack<T, N> x1 = *(Pack<T, N> *)head, x2 = *(Pack<T, N> *)(head + half);
         if (i != (int)threadIdx.x) look_up(i);
-#pragma unroll
-        for (int e = 0; e < N; e++) {
-            const float u = widen(x1.v[e]), v = widen(x2.v[e]);
-            x1.v[e] = narrow<T>(u * cos.v[e] - v * sin.v[e]);
-            x2.v[e] = narrow<T>(v * cos.v[e] + u * sin.v[e]);
-        }
+        rotate_pairs(x1, x2, cos, sin);
         *(Pack<T, N> *)head = x1;
         *(Pack<T, N> *)(head + half) = x2;
     }
@@ -88,12 +83,7 @@ template <class T> __global__ void rotate_into_pages(const weft_rope_args a, con
         Pack<T, N> x1 = *(Pack<T, N> *)from, x2 = *(Pack<T, N> *)(from + half);
         if (known) {
             if (i != (int)threadIdx.x) look_up(i);
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                const float u = widen(x1.v[e]), v = widen(x2.v[e]);
-                x1.v[e] = narrow<T>(u * cos.v[e] - v * sin.v[e]);
-                x2.v[e] = narrow<T>(v * cos.v[e] + u * sin.v[e]);
-            }
+            rotate_pairs(x1, x2, cos, sin);
             *(Pack<T, N> *)from = x1;
             *(Pack<T, N> *)(from + half) = x2;
         }
@@ -103,8 +93,7 @@ template <class T> __global__ void rotate_into_pages(const weft_rope_args a, con
     }
 }
 
-/* Keys that are rotated are the last of a's heads, values follow them, in rows of packs of one type. */
-static bool side_by_side(const weft_rope_args *a, const weft_kv_write_args *p)
+bool side_by_side(const weft_rope_args *a, const weft_kv_write_args *p)
 {
     const int64_t dim = a->head_dim, row = dim * 2, k = (const char *)p->k - (const char *)a->x, v = (const char *)p->v - (const char *)a->x;
     if (a->dtype == WEFT_F32 || p->dtype != a->dtype || p->cache_dtype != a->dtype || p->tokens != a->tokens || p->requests == 0 || a->tokens == 0) return false;

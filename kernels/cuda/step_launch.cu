@@ -155,6 +155,15 @@ static const weft_rms_norm_args *norm_behind(const StepList *list, const StepIns
     return NULL;
 }
 
+/* Whether what follows this product of q, k and v, rotation and pages, is done by the attention behind it. */
+static bool rotates_later(const StepList *list, const StepInstruction *in)
+{
+    const StepProduct &p = in->product;
+    if (in->kind != STEP_PRODUCT || p.pairs != PAIRS_ROPE || !p.has_kv || p.linear.w_dtype == WEFT_F8E4M3) return false;
+    if (in + 1 == list->list + list->count || in[1].kind != STEP_ATTENTION || (is_batch(in) && batch_rotates(&p.linear, &p.rope, &p.kv))) return false;
+    return attention_rotates(&p.rope, &p.kv, &in[1].attention);
+}
+
 /* A product, and what joins it. */
 static weft_status launch_product(const StepList *list, const StepInstruction *in, void *stream)
 {
@@ -165,10 +174,11 @@ static weft_status launch_product(const StepList *list, const StepInstruction *i
     const StepInstruction *before = shares_norm(list, in, &front);
     if (p->has_norm && before == NULL) WEFT_TRY(batch ? norm_before_batch(&p->norm, stream) : weft_rms_norm_cuda(&p->norm, stream));
     if (p->sum.group != 0) return weft_peer_linear(&list->peers[p->sum.group - 1], &p->linear, stream);
+    const bool later = rotates_later(list, in);
     BatchJoins joins = {};
     if (p->pairs == PAIRS_SILU) joins.silu = &p->silu;
-    if (p->pairs == PAIRS_ROPE) joins.rope = &p->rope;
-    if (p->has_kv) joins.pages = &p->kv;
+    if (p->pairs == PAIRS_ROPE && !later) joins.rope = &p->rope;
+    if (p->has_kv && !later) joins.pages = &p->kv;
     joins.norm = norm_behind(list, in);
     if (before != NULL) joins.front = front, joins.before = &before->product.linear;
     if (batch && batch_product(&p->linear, joins, stream)) return launched("linear");
@@ -176,6 +186,7 @@ static weft_status launch_product(const StepList *list, const StepInstruction *i
     if (batch && batch_product(&p->linear, joins, stream)) WEFT_TRY(launched("linear"));
     else if (joins.norm != NULL || before != NULL) return weft_fail(WEFT_CUDA, "linear: no map for the tensor copy engine");
     else WEFT_TRY(weft_linear_cuda(&p->linear, stream));
+    if (later) return WEFT_OK;
     if (p->pairs == PAIRS_SILU) WEFT_TRY(weft_silu_mul_cuda(&p->silu, stream));
     if (p->has_kv && rope_into_pages(&p->rope, &p->kv, stream)) return launched("rope");
     if (p->pairs == PAIRS_ROPE) WEFT_TRY(weft_rope_cuda(&p->rope, stream));
@@ -187,7 +198,10 @@ static weft_status launch_alone(const StepList *list, const StepInstruction *in,
 {
     switch (in->kind) {
     case STEP_PRODUCT: return launch_product(list, in, stream);
-    case STEP_ATTENTION: return weft_attention_cuda(&in->attention, stream);
+    case STEP_ATTENTION:
+        if (in == list->list || !rotates_later(list, in - 1)) return weft_attention_cuda(&in->attention, stream);
+        rotate_and_attend(&in[-1].product.rope, &in->attention, stream);
+        return launched("attention");
     case STEP_EMBEDDING: return weft_embedding_cuda(&in->embedding, stream);
     case STEP_GATHER: return weft_gather_rows_cuda(&in->gather, stream);
     case STEP_NORM: {

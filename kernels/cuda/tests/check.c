@@ -1,6 +1,6 @@
 /* kernels/cuda/tests/check.c - every CUDA operation against the CPU's, on random inputs at odd sizes.
  * Prints a table; exit 1 on a difference, 2 where no case is run. Arguments name sections: rows dcp experts linear
- * attention fused joined; --every N runs one case of N (tools that watch each access take their time). */
+ * attention fused joined rotated; --every N runs one case of N (tools that watch each access take their time). */
 #include "kernels/cuda/tests/check.h"
 #include "kernels/cuda/tests/sections.h"
 
@@ -102,7 +102,8 @@ int check_report(void)
 int main(int argc, char **argv)
 {
     static const section sections[] = {{"rows", check_rows},     {"dcp", check_dcp},             {"experts", check_experts},
-                                       {"linear", check_linear}, {"attention", check_attention}, {"fused", check_fused}, {"joined", check_joined}};
+                                       {"linear", check_linear}, {"attention", check_attention}, {"fused", check_fused}, {"joined", check_joined},
+                                       {"rotated", check_rotated}};
     const int count = (int)(sizeof sections / sizeof sections[0]);
     argc--, argv++;
     if (argc > 0 && strcmp(argv[0], "--every") == 0) {

@@ -29,3 +29,4 @@ void check_dcp(void);
 void check_experts(void);
 void check_fused(void);
 void check_joined(void);
+void check_rotated(void);
