@@ -52,10 +52,10 @@ template <class T, int DIM> struct NewRows {
         const int head = row < group ? kv_head * group + row : a.num_heads + (row == group ? 0 : a.num_kv_heads) + kv_head;
         T *from = (T *)a.q + token * a.q_stride + head * DIM + at;
         uint4 low = __ldcg((const uint4 *)from), high = __ldcg((const uint4 *)(from + DIM / 2));
+        T *to = (T *)(row == group ? a.k : a.v) + (((int64_t)block * a.num_kv_heads + kv_head) * a.pages.page_size + offset) * DIM + at;
         if (turns) rotate_pairs(*(Eight *)&low, *(Eight *)&high, cos, sin);
-        const int64_t place = ((int64_t)block * a.num_kv_heads + kv_head) * a.pages.page_size + offset;
-        T *to = row < group ? &queries.row[row][at] : block < 0 ? nullptr : (T *)(row == group ? a.k : a.v) + place * DIM + at;
-        if (to != nullptr) *(uint4 *)to = low, *(uint4 *)(to + DIM / 2) = high;
+        if (row < group) *(uint4 *)&queries.row[row][at] = low, *(uint4 *)&queries.row[row][at + DIM / 2] = high;
+        else if (block >= 0) *(uint4 *)to = low, *(uint4 *)(to + DIM / 2) = high;
         if (turns) *(uint4 *)from = low, *(uint4 *)(from + DIM / 2) = high;
     }
 };
