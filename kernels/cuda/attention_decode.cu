@@ -8,7 +8,7 @@
  * g + 8 of output tile (h, t) are dims 64 h + 8 g + 2 t and the next. The splits of an item are merged
  * by its block that ends last or, where they are few, by all of its blocks: they are then one cluster and
  * read each other's shared memory. More rows than 16 are tiles that each read all keys; on Hopper attention_decode_dealt.cu
- * takes those. */
+ * takes those. In a recorded step attention_decode_rotate.cu does the same for whole items, and rotation and writes into pages with it. */
 #include "kernels/cuda/attention_decode.cuh"
 
 namespace weft {
