@@ -6,7 +6,8 @@
  * to where weft_rope_cuda and weft_kv_write_cuda put it, keys and values in time for the tile that has the new key.
  *
  * The step's critical path is from the end of the product in front to the first scores. So what hangs on the host's arrays alone comes
- * before the wait, in two trips to memory: lengths, positions and the block of each warp's first keys, then those keys and the angles. */
+ * before the wait, in two trips to memory: lengths, positions and the block of each warp's first keys, then those keys and the angles.
+ * A batch's product in front lets these blocks come only as its own leave (BatchJoins.alone). */
 #include "kernels/cuda/attention_decode.cuh"
 #include "kernels/cuda/linear_batch.cuh"
 

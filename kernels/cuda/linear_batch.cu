@@ -42,7 +42,7 @@ template <int N, int END, int ROWS> __device__ __forceinline__ void batch_fetch(
         const int at = share.unit + unit % share.units;
         copy_box(ring + place * Room::UNIT + Room::W_BYTES, &job.x, 0, 0, at * Room::CHUNKS, full + 8 * place);
     };
-    batch_feed(share.tiles * share.units, Room::DEPTH, Room::W_BYTES >> 10, empty, shared_address(&room.ready), weights, inputs);
+    batch_feed(share.tiles * share.units, Room::DEPTH, Room::W_BYTES >> 10, empty, shared_address(&room.ready), !job.alone, weights, inputs);
 }
 
 /* This block's sums of a tile to those who end it. */
@@ -421,6 +421,7 @@ bool batch_product(const weft_linear_args *a, const BatchJoins &joins, void *str
     BatchJob job;
     memset(&job, 0, sizeof job);
     job.a = *a;
+    job.alone = joins.alone;
     job.scaled = handed_on(a->cuda);
     job.squares = (float *)((char *)job.scaled + BATCH_TOKENS * MOST_SCALED * 2);
     if (joins.norm != NULL) {

@@ -41,6 +41,7 @@ struct BatchJob {
     float *squares;            /* (square_rows, N): sums to be added up, of what is normed */
     int square_rows;           /* with norm in front */
     int key_head, value_head;  /* the first, counted in heads of y; pages.tokens is 0 without */
+    bool alone;                /* as in BatchJoins; not with silu */
     int tiles, units, split;   /* units of a tile, dealt to `split` blocks of a cluster */
 };
 
@@ -234,9 +235,9 @@ template <class T> __device__ __forceinline__ void batch_normed(const BatchJob &
 }
 
 /* Fetches units through a ring of `depth` places: weights(unit, place), `kb` KB of them, at once, inputs(unit, place) when the
- * kernel in front has ended, as the barrier `ready` says before dependency_wait() would. */
+ * kernel in front has ended, as the barrier `ready` says before dependency_wait() would. release: the next kernel may come then. */
 template <class Weights, class Inputs>
-__device__ __forceinline__ void batch_feed(int units, int depth, int kb, uint32_t empty, uint32_t ready, Weights weights, Inputs inputs)
+__device__ __forceinline__ void batch_feed(int units, int depth, int kb, uint32_t empty, uint32_t ready, bool release, Weights weights, Inputs inputs)
 {
     const int first = min(depth, units);
     int ahead = 0;
@@ -248,7 +249,8 @@ __device__ __forceinline__ void batch_feed(int units, int depth, int kb, uint32_
         while (clock64() < until && !barrier_over(ready, 0)) {}
         if (barrier_over(ready, 0)) break;
     }
-    dependency_wait();
+    dependency_wait_only();
+    if (release) dependency_release();
     for (int i = 0; i < ahead; i++) inputs(i, i);
     for (int i = ahead; i < first; i++) weights(i, i), inputs(i, i);
     for (int unit = depth, place = 0, parity = 0; unit < units; unit++) {

@@ -142,7 +142,7 @@ template <class T, int GATES> __global__ void __launch_bounds__(BATCH_THREADS, 1
             copy_box(places + place * unit_bytes + x_bytes, &job.w, chunk * BATCH_K, ((int)blockIdx.x + turn * (int)gridDim.x) * GATES, 0, full + 8 * place);
         };
         auto inputs = [&](int unit, int place) { copy_box(places + place * unit_bytes, &job.x, unit % job.units * BATCH_K, 0, 0, full + 8 * place); };
-        batch_feed(mine * job.units, depth, GatesRoom<GATES>::W_BYTES >> 10, shared_address(room.empty), shared_address(&room.ready), weights, inputs);
+        batch_feed(mine * job.units, depth, GatesRoom<GATES>::W_BYTES >> 10, shared_address(room.empty), shared_address(&room.ready), true, weights, inputs);
     } else if (threadIdx.x >= BATCH_SUMMING + 32) {
         dependency_wait_only();
         if (threadIdx.x == BATCH_SUMMING + 32) barrier_arrive(shared_address(&room.ready));
