@@ -138,12 +138,14 @@ template <class T, int DIM, int NT> static void launch_decode(const weft_attenti
     if (a->cuda != NULL && steps > 1 && steps <= 2 * CLUSTER_SPLITS && items * CLUSTER_SPLITS <= a->cuda->sms) {
         split.splits = (int)least(steps, CLUSTER_SPLITS);
         const dim3 grid((unsigned)(split.row_tiles * split.splits), (unsigned)a->num_kv_heads, (unsigned)a->requests + 1);
+        keep_l1(decode<T, DIM, NT, true>, NT == 1 ? 3 : 2);
         if (launch_cluster(decode<T, DIM, NT, true>, grid, DEC_THREADS, split.splits, stream, *a, split)) return;
     }
     const dim3 whole((unsigned)split.row_tiles, (unsigned)a->num_kv_heads, (unsigned)a->requests + 1);
     if constexpr (NT == 1)
         if (wide_blocks_fill(a, items, seq_len)) {
             split.splits = 1;
+            keep_l1(decode<T, DIM, NT, false, WIDE_WARPS>, 12 / WIDE_WARPS);
             launch(decode<T, DIM, NT, false, WIDE_WARPS>, whole, WIDE_WARPS * 32, 0, stream, *a, split);
             return;
         }
@@ -154,6 +156,7 @@ template <class T, int DIM, int NT> static void launch_decode(const weft_attenti
         split.partial = (float *)(split.stats + items * split.splits * 8 * NT);
     }
     const dim3 grid((unsigned)(split.row_tiles * split.splits), (unsigned)a->num_kv_heads, (unsigned)a->requests + 1);
+    keep_l1(decode<T, DIM, NT, false>, NT == 1 ? 3 : 2);
     launch(decode<T, DIM, NT, false>, grid, DEC_THREADS, 0, stream, *a, split);
 }
 

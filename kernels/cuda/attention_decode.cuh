@@ -36,10 +36,11 @@ static constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
 __device__ __forceinline__ uint4 read16(const void *p, bool in)
 {
     uint4 v;
+    const uint64_t policy = streamed();
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
-                 "@p ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+                 "@p ld.global.L1::no_allocate.L2::cache_hint.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4], %6; }"
                  : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-                 : "l"(p), "r"((int)in));
+                 : "l"(p), "r"((int)in), "l"(policy));
     return v;
 }
 

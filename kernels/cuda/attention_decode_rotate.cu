@@ -6,8 +6,7 @@
  * to where weft_rope_cuda and weft_kv_write_cuda put it, keys and values in time for the tile that has the new key.
  *
  * The step's critical path is from the end of the product in front to the first scores. So what hangs on the host's arrays alone comes
- * before the wait, in two trips to memory: lengths, positions and the block of each warp's first keys, then those keys and the angles.
- * A batch's product in front lets these blocks come only as its own leave (BatchJoins.alone). */
+ * before the wait, in two trips to memory: lengths, positions and the block of each warp's first keys, then those keys and the angles. */
 #include "kernels/cuda/attention_decode.cuh"
 #include "kernels/cuda/linear_batch.cuh"
 
@@ -183,6 +182,7 @@ bool attention_rotates(const weft_rope_args *rope, const weft_kv_write_args *kv,
 template <class T, int DIM> static void launch_rotate(const weft_rope_args *rope, const weft_attention_args *a, void *stream)
 {
     const Angles angles = {rope->positions, rope->cos_sin, rope->max_positions};
+    keep_l1(decode_rotate<T, DIM>, 12 / WIDE_WARPS);
     launch(decode_rotate<T, DIM>, dim3((unsigned)a->num_kv_heads, (unsigned)a->requests + 1), WIDE_WARPS * 32, 0, stream, *a, angles);
 }
 

@@ -87,6 +87,18 @@ static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
     (void)cudaLaunchKernelEx(&config, kernel, P(args)...);
 }
 
+/* What a multiprocessor keeps of its memory for the shared memory of `blocks` of this kernel's, without dynamic one (1 KB of each is the driver's); the rest is its L1, where what loads have
+ * asked for is kept. Else it stays as the kernel before had it, where this one comes before that ends: as next to nothing, behind one that took all. */
+template <class... P> static inline void keep_l1(void (*kernel)(P...), int blocks)
+{
+    cudaFuncAttributes code = {};
+    int device = 0, all = 0;
+    if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) == cudaSuccess && all > 0 &&
+        cudaFuncGetAttributes(&code, kernel) == cudaSuccess)
+        (void)cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   (int)least(100, div_up(100 * blocks * ((int64_t)code.sharedSizeBytes + 1024), all)));
+}
+
 /* One whose blocks wait for one another: all of them at once, or none. shared: of a block, up to all that it may have. */
 template <class... P, class... A>
 static inline void launch_at_once(void (*kernel)(P...), int blocks, int threads, int shared, void *stream, const A &...args)
@@ -154,6 +166,16 @@ __device__ __forceinline__ void dependency_wait()
 {
     dependency_wait_only();
     dependency_release();
+}
+
+/* How the L2 keeps what no one reads again: weights and keys need not push out activations and code, which every block waits for. */
+__device__ __forceinline__ uint64_t streamed()
+{
+    uint64_t policy = 0;
+#ifdef __CUDA_ARCH__
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+    return policy;
 }
 
 __device__ __forceinline__ float minus_inf() { return __int_as_float((int)0xff800000u); }

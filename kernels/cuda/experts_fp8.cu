@@ -97,7 +97,7 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 64, TOKENS 
         }
         if (threadIdx.x != EX_THREADS) return;
         const int items = s.chosen.count * tiles;
-        const uint64_t policy = fp8_policy();
+        const uint64_t policy = streamed();
         for (int item = blockIdx.x; item < items; item += gridDim.x) {
             const int block = s.chosen.expert[item / tiles] * 2, low = item % tiles * 8;
             for (int piece = 0; piece < pieces; piece++) {
@@ -239,7 +239,7 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 64, TOKENS 
     if (threadIdx.x >= EX_THREADS) {
         if (threadIdx.x >= EX_THREADS + 32) down_scales(a, s.chosen, ring, tiles, pieces);
         if (threadIdx.x != EX_THREADS) return;
-        const uint64_t policy = fp8_policy();
+        const uint64_t policy = streamed();
         for (int item = blockIdx.x; item < tiles; item += gridDim.x)
             for (int piece = 0; piece < pieces; piece++) {
                 uint32_t to, barrier;

@@ -84,19 +84,10 @@ struct Fp8Ring {
     }
 };
 
-/* Weights that no one reads again need not push out what is kept in the L2. */
-__device__ __forceinline__ uint64_t fp8_policy()
-{
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
 /* 8 rows of w from `row` on, from column 128 * segment on. */
 __device__ __forceinline__ void fp8_copy(uint32_t to, const CUtensorMap *map, int row, int segment, uint32_t barrier, uint64_t policy)
 {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(segment), "l"(policy)
-                 : "memory");
+    copy_box_once(to, map, 0, row, segment, barrier, policy);
 }
 
 /* A piece in one copy: rows [low, low + 8) of each of two neighbouring blocks of rows, as pairs_map() cuts w, from column 128 * segment on. */

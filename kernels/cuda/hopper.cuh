@@ -107,6 +107,13 @@ __device__ __forceinline__ void copy_box(uint32_t to, const void *map, int x, in
                  "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
+/* copy_box() of what no one reads again. policy: streamed(). */
+__device__ __forceinline__ void copy_box_once(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(policy)
+                 : "memory");
+}
 /* The same to this place of every block of the cluster that `blocks` has a bit for, and their barriers. */
 __device__ __forceinline__ void copy_box_to(uint32_t to, const void *map, int x, int y, int z, uint32_t barrier, uint16_t blocks)
 {
@@ -141,6 +148,7 @@ template <int N> __device__ __forceinline__ void hold(float (&r)[N])
 /* Operand lists of N / 2 accumulators: their names in the text, and the registers. */
 #define WEFT_NAMES_4 "%0,%1,%2,%3"
 #define WEFT_NAMES_8 WEFT_NAMES_4 ",%4,%5,%6,%7"
+#define WEFT_NAMES_12 WEFT_NAMES_8 ",%8,%9,%10,%11"
 #define WEFT_NAMES_16 WEFT_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define WEFT_NAMES_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define WEFT_NAMES_48 WEFT_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
@@ -151,6 +159,7 @@ template <int N> __device__ __forceinline__ void hold(float (&r)[N])
 #define WEFT_FOUR(r, i) "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3])
 #define WEFT_4(r) WEFT_FOUR(r, 0)
 #define WEFT_8(r) WEFT_FOUR(r, 0), WEFT_FOUR(r, 4)
+#define WEFT_12(r) WEFT_FOUR(r, 0), WEFT_FOUR(r, 4), WEFT_FOUR(r, 8)
 #define WEFT_16(r, i) WEFT_FOUR(r, i), WEFT_FOUR(r, i + 4), WEFT_FOUR(r, i + 8), WEFT_FOUR(r, i + 12)
 #define WEFT_FIRST_16(r) WEFT_16(r, 0)
 #define WEFT_32(r) WEFT_16(r, 0), WEFT_16(r, 16)
@@ -162,7 +171,7 @@ template <int N> __device__ __forceinline__ void hold(float (&r)[N])
 /* d (+)= a b^T with 64 rows, N columns and 16 inner elements, which lie along the rows of both tiles. */
 template <class T, int N> __device__ __forceinline__ void product_shared(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
 {
-    static_assert(N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 112 || N == 128 || N == 256, "columns of a product");
+    static_assert(N == 8 || N == 16 || N == 24 || N == 32 || N == 64 || N == 96 || N == 112 || N == 128 || N == 256, "columns of a product");
 #define WEFT_PRODUCT(COLUMNS, TYPE, NAMES, A, B, ADD, REGISTERS)                                                                          \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADD ", 0;\n"                                                                           \
                  "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES "}, " A ", " B ", p, 1, 1, 0, 0; }"       \
@@ -174,6 +183,8 @@ template <class T, int N> __device__ __forceinline__ void product_shared(float (
     if constexpr (N == 8 && !brain) WEFT_PRODUCT("8", "f16", WEFT_NAMES_4, "%4", "%5", "%6", WEFT_4);
     if constexpr (N == 16 && brain) WEFT_PRODUCT("16", "bf16", WEFT_NAMES_8, "%8", "%9", "%10", WEFT_8);
     if constexpr (N == 16 && !brain) WEFT_PRODUCT("16", "f16", WEFT_NAMES_8, "%8", "%9", "%10", WEFT_8);
+    if constexpr (N == 24 && brain) WEFT_PRODUCT("24", "bf16", WEFT_NAMES_12, "%12", "%13", "%14", WEFT_12);
+    if constexpr (N == 24 && !brain) WEFT_PRODUCT("24", "f16", WEFT_NAMES_12, "%12", "%13", "%14", WEFT_12);
     if constexpr (N == 32 && brain) WEFT_PRODUCT("32", "bf16", WEFT_NAMES_16, "%16", "%17", "%18", WEFT_FIRST_16);
     if constexpr (N == 32 && !brain) WEFT_PRODUCT("32", "f16", WEFT_NAMES_16, "%16", "%17", "%18", WEFT_FIRST_16);
     if constexpr (N == 64 && brain) WEFT_PRODUCT("64", "bf16", WEFT_NAMES_32, "%32", "%33", "%34", WEFT_32);

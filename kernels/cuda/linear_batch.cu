@@ -2,8 +2,8 @@
  *
  * A tile is 128 rows of w, which are the tensor cores' rows; tokens are its columns. A unit is a tile's next 128
  * columns of w. Tiles are dealt to clusters of one or two blocks, one on each multiprocessor (more do not fill it), and a
- * tile's units to the blocks of its cluster. In a block one thread fetches units through the copy engine into a ring, weights of the first ones
- * before the kernel in front has ended, and two warpgroups multiply, 64 rows each. The blocks of a cluster then send each
+ * tile's units to the blocks of its cluster. In a block two threads fetch units through the copy engine into a ring, one weights, those of the first
+ * units before the kernel in front has ended, and one x, and two warpgroups multiply, 64 rows each. The blocks of a cluster then send each
  * other their sums, so that each ends its part of the tile: through shared memory, since a way to the L2 and back takes 2
  * to 3 us while the next product's weights are on their way.
  *
@@ -20,29 +20,38 @@ struct BatchShare {
     int rank, tile, tiles, unit, units; /* the first and how many, of a tile */
     __device__ __forceinline__ explicit BatchShare(const BatchJob &job)
     {
-        const int cluster = blockIdx.x / job.split, clusters = gridDim.x / job.split;
-        rank = blockIdx.x % job.split;
-        tile = (int)((int64_t)job.tiles * cluster / clusters);
-        tiles = (int)((int64_t)job.tiles * (cluster + 1) / clusters) - tile;
-        unit = job.units * rank / job.split;
-        units = job.units * (rank + 1) / job.split - unit;
+        const int log = job.split - 1, cluster = blockIdx.x >> log, clusters = gridDim.x >> log; /* of one or two blocks */
+        const unsigned each = (unsigned)job.tiles / (unsigned)clusters, more = (unsigned)job.tiles - each * (unsigned)clusters; /* the first ones have one more */
+        rank = blockIdx.x & log;
+        tile = (int)(each * cluster + min((unsigned)cluster, more));
+        tiles = (int)each + (cluster < (int)more);
+        unit = (job.units * rank) >> log;
+        units = ((job.units * (rank + 1)) >> log) - unit;
     }
 };
 
 template <int N, int END, int ROWS> __device__ __forceinline__ void batch_fetch(const BatchJob &job, BatchRoom<N, END, ROWS> &room, const BatchShare &share)
 {
     typedef BatchRoom<N, END, ROWS> Room;
-    const uint32_t ring = shared_address(room.ring), full = shared_address(room.full), empty = shared_address(room.empty);
-    auto weights = [&](int unit, int place) {
-        const int tile = unit / share.units, at = share.unit + unit - tile * share.units;
-        barrier_expect(full + 8 * place, Room::UNIT);
-        copy_box(ring + place * Room::UNIT, &job.w, 0, (share.tile + tile) * ROWS, at * Room::CHUNKS, full + 8 * place);
-    };
-    auto inputs = [&](int unit, int place) {
-        const int at = share.unit + unit % share.units;
-        copy_box(ring + place * Room::UNIT + Room::W_BYTES, &job.x, 0, 0, at * Room::CHUNKS, full + 8 * place);
-    };
-    batch_feed(share.tiles * share.units, Room::DEPTH, Room::W_BYTES >> 10, empty, shared_address(&room.ready), !job.alone, weights, inputs);
+    const uint32_t ring = shared_address(room.ring), full = shared_address(room.full), empty = shared_address(room.empty), ready = shared_address(&room.ready);
+    const int units = share.tiles * share.units, chunk = share.unit * Room::CHUNKS, end = chunk + share.units * Room::CHUNKS;
+    int at = chunk, row = share.tile * ROWS;
+    if (threadIdx.x == BATCH_WEIGHTS) {
+        const uint64_t policy = streamed();
+        batch_feed_weights(units, Room::DEPTH, Room::W_BYTES >> 10, empty, ready, [&](int place) {
+            barrier_expect(full + 8 * place, Room::W_BYTES);
+            copy_box_once(ring + place * Room::UNIT, &job.w, 0, row, at, full + 8 * place, policy);
+            at += Room::CHUNKS;
+            if (at == end) at = chunk, row += ROWS;
+        });
+    } else {
+        batch_feed_inputs(units, Room::DEPTH, empty, ready, [&](int place) {
+            barrier_expect(full + 8 * place, Room::UNIT - Room::W_BYTES);
+            copy_box(ring + place * Room::UNIT + Room::W_BYTES, &job.x, 0, 0, at, full + 8 * place);
+            at += Room::CHUNKS;
+            if (at == end) at = chunk;
+        });
+    }
 }
 
 /* This block's sums of a tile to those who end it. */
@@ -210,7 +219,7 @@ template <class T, int N, int END, int ROWS> __global__ void __launch_bounds__(B
         map_prefetch(&job.w);
         map_prefetch(&job.x);
         for (int i = 0; i < BatchRoom<N, END, ROWS>::DEPTH; i++) {
-            barrier_init(shared_address(&room.full[i]), 1);
+            barrier_init(shared_address(&room.full[i]), 2);
             barrier_init(shared_address(&room.empty[i]), BATCH_SUMMING / 32);
         }
         barrier_init(shared_address(&room.arrived), 1);
@@ -224,11 +233,9 @@ template <class T, int N, int END, int ROWS> __global__ void __launch_bounds__(B
         batch_sum<T, N, END, ROWS>(job, room, share); /* comes to cluster_wait(): no block is without a tile */
         return;
     }
-    if (threadIdx.x == BATCH_SUMMING) batch_fetch<N, END, ROWS>(job, room, share);
-    if (threadIdx.x >= BATCH_SUMMING + 32) {
+    if (threadIdx.x == BATCH_WEIGHTS || threadIdx.x == BATCH_INPUTS) batch_fetch<N, END, ROWS>(job, room, share);
+    if (threadIdx.x >= BATCH_NORMS && threadIdx.x < BATCH_INPUTS) {
         dependency_wait_only();
-        if (threadIdx.x == BATCH_SUMMING + 32) barrier_arrive(shared_address(&room.ready));
-        __syncwarp();
         if (END != END_NORM && job.norm.rows > 0) batch_normed<T>(job, N);
     }
     __syncwarp();
@@ -290,9 +297,7 @@ static bool inputs_map(BatchJob &job, int columns, int chunks)
 {
     const weft_linear_args &a = job.a;
     const int64_t stride = 2 * (job.square_rows > 0 ? a.k : a.x_stride);
-    if (chunks > 1)
-        return tensor_map(&job.x, a.x_dtype, job.square_rows > 0 ? job.scaled : a.x, {BATCH_K, a.tokens, a.k / BATCH_K}, {stride, 2 * BATCH_K}, {BATCH_K, columns, chunks});
-    return tensor_map(&job.x, a.x_dtype, job.square_rows > 0 ? job.scaled : a.x, {a.k, a.tokens, 1}, {stride, stride}, {BATCH_K, columns, 1});
+    return tensor_map(&job.x, a.x_dtype, job.square_rows > 0 ? job.scaled : a.x, {BATCH_K, a.tokens, a.k / BATCH_K}, {stride, 2 * BATCH_K}, {BATCH_K, columns, chunks});
 }
 
 template <class T, int N, int END> static bool start(BatchJob &job, void *stream)
@@ -421,7 +426,6 @@ bool batch_product(const weft_linear_args *a, const BatchJoins &joins, void *str
     BatchJob job;
     memset(&job, 0, sizeof job);
     job.a = *a;
-    job.alone = joins.alone;
     job.scaled = handed_on(a->cuda);
     job.squares = (float *)((char *)job.scaled + BATCH_TOKENS * MOST_SCALED * 2);
     if (joins.norm != NULL) {
@@ -437,7 +441,12 @@ bool batch_product(const weft_linear_args *a, const BatchJoins &joins, void *str
         const int columns = columns_for(a->tokens);
         return inputs_map(job, columns, 1) && batch_gates(job, columns, stream);
     }
-    if (joins.rope == NULL) return by_tokens<END_PLAIN>(job, stream);
+    if (joins.rope == NULL) {
+        const BatchCut c = cut(*a, true);
+        const int columns = columns_for(a->tokens);
+        if (a->tokens > FEW && inputs_map(job, columns, BATCH_CHUNKS) && batch_narrow(job, columns, c.clusters * c.split, stream)) return true;
+        return by_tokens<END_PLAIN>(job, stream);
+    }
     return take_heads(job, joins.rope, joins.pages) && by_tokens<END_HEADS>(job, stream);
 #else
     return false;

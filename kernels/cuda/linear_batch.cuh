@@ -22,7 +22,6 @@ struct BatchJoins {
     const weft_rms_norm_args *norm;  /* of y, with a residual; batch_norm_fits, and the next product has it in front */
     const weft_rms_norm_args *front; /* of x, as `before` has left it, whose norm this was */
     const weft_linear_args *before;
-    bool alone; /* the kernel behind does not come before this one ends: on multiprocessors left idle it would fetch while the weights come */
 };
 
 /* Whether it is faster than the other ways; recorded: in a step whose operations are recorded, where others join it. */

@@ -15,8 +15,11 @@
 namespace weft {
 
 enum {
-    BATCH_SUMMING = 256,                 /* threads; a warp more fetches, and one writes norms */
-    BATCH_THREADS = BATCH_SUMMING + 64,
+    BATCH_SUMMING = 256,                 /* threads; a warp more fetches weights, one writes norms and one fetches x */
+    BATCH_WEIGHTS = BATCH_SUMMING,       /* the threads that fetch them, and x */
+    BATCH_NORMS = BATCH_SUMMING + 32,    /* the first of a warp */
+    BATCH_INPUTS = BATCH_SUMMING + 64,
+    BATCH_THREADS = BATCH_SUMMING + 96,
     BATCH_SHARED = 232448,
     BATCH_CHUNKS = 2, /* of BATCH_K columns in a unit: one thread asks for all, and for a large copy as fast as for a small one */
     BATCH_EARLY = 8, /* sums of squares that a thread asks for at once */
@@ -41,7 +44,6 @@ struct BatchJob {
     float *squares;            /* (square_rows, N): sums to be added up, of what is normed */
     int square_rows;           /* with norm in front */
     int key_head, value_head;  /* the first, counted in heads of y; pages.tokens is 0 without */
-    bool alone;                /* as in BatchJoins; not with silu */
     int tiles, units, split;   /* units of a tile, dealt to `split` blocks of a cluster */
 };
 
@@ -234,29 +236,31 @@ template <class T> __device__ __forceinline__ void batch_normed(const BatchJob &
     }
 }
 
-/* Fetches units through a ring of `depth` places: weights(unit, place), `kb` KB of them, at once, inputs(unit, place) when the
- * kernel in front has ended, as the barrier `ready` says before dependency_wait() would. release: the next kernel may come then. */
-template <class Weights, class Inputs>
-__device__ __forceinline__ void batch_feed(int units, int depth, int kb, uint32_t empty, uint32_t ready, bool release, Weights weights, Inputs inputs)
+/* Fetches weights of units, weights(place), `kb` KB of them, through a ring of `depth` places; `ready` is over when the kernel in front has ended. */
+template <class Weights> __device__ __forceinline__ void batch_feed_weights(int units, int depth, int kb, uint32_t empty, uint32_t ready, Weights weights)
 {
-    const int first = min(depth, units);
-    int ahead = 0;
-    while (ahead < first) {
-        weights(ahead, ahead);
-        ahead++;
-        if (ahead * kb < BATCH_BURST) continue;
-        const long long until = clock64() + kb * BATCH_PACE;
-        while (clock64() < until && !barrier_over(ready, 0)) {}
-        if (barrier_over(ready, 0)) break;
-    }
-    dependency_wait_only();
-    if (release) dependency_release();
-    for (int i = 0; i < ahead; i++) inputs(i, i);
-    for (int i = ahead; i < first; i++) weights(i, i), inputs(i, i);
-    for (int unit = depth, place = 0, parity = 0; unit < units; unit++) {
+    bool early = true;
+    for (int unit = 0, place = 0, parity = 1; unit < units; unit++) {
+        if (early && unit * kb >= BATCH_BURST) {
+            const long long until = clock64() + kb * BATCH_PACE;
+            while (clock64() < until && !barrier_over(ready, 0)) {}
+            early = unit < depth && !barrier_over(ready, 0);
+        }
         barrier_wait(empty + 8 * place, parity);
-        weights(unit, place);
-        inputs(unit, place);
+        weights(place);
+        if (++place == depth) place = 0, parity ^= 1;
+    }
+}
+
+/* The same of x, inputs(place), by a thread of its own when the kernel in front has ended: one that asks for both would be slower than memory. */
+template <class Inputs> __device__ __forceinline__ void batch_feed_inputs(int units, int depth, uint32_t empty, uint32_t ready, Inputs inputs)
+{
+    dependency_wait_only();
+    barrier_arrive(ready);
+    for (int unit = 0, place = 0, parity = 1; unit < units; unit++) {
+        barrier_wait(empty + 8 * place, parity);
+        inputs(place);
+        if (unit == 0) dependency_release();
         if (++place == depth) place = 0, parity ^= 1;
     }
 }
@@ -294,8 +298,10 @@ struct BatchSquares {
 #endif /* WEFT_HOPPER */
 
 #ifdef WEFT_CUDA_HOPPER
-/* linear_batch_gates.cu; job.x is made, with boxes of `columns` tokens. */
+/* linear_batch_gates.cu; job.x is made, with boxes of a chunk of `columns` tokens. */
 bool batch_gates(BatchJob &job, int columns, void *stream);
+/* linear_batch_narrow.cu; boxes of BATCH_CHUNKS chunks. Where that is more than `blocks` tiles, and no more than multiprocessors. */
+bool batch_narrow(BatchJob &job, int columns, int blocks, void *stream);
 #endif
 
 } // namespace weft

@@ -82,7 +82,7 @@ template <int TOKENS, int END> __device__ __forceinline__ void bring_all_scales(
 /* Asks for the pieces of all items, and tells which they are, one in advance. */
 template <int TOKENS, int END> __device__ __forceinline__ void bring_all_pieces(const Fp8Job &job, Fp8Ring &ring, ProductShared<TOKENS, END> &s)
 {
-    const uint64_t policy = fp8_policy();
+    const uint64_t policy = streamed();
     const int pieces = fp8_pieces(job.a.k), blocks = gridDim.x, first = job.dealt * blocks;
     auto tell = [&](int turn, int item) {
         s.item[turn % F8_TOLD] = item;

@@ -44,7 +44,7 @@ __device__ __forceinline__ int run_item(const RunShared &s, int turn)
 /* Asks for all pieces of all jobs, by one thread, and tells which the items are, one in advance. */
 __device__ __forceinline__ void run_pieces(const Fp8Run &run, Fp8Ring &ring, RunShared &s)
 {
-    const uint64_t policy = fp8_policy();
+    const uint64_t policy = streamed();
     const int blocks = gridDim.x;
     int turn = 0, ahead = run.in_flight;
     Fp8Place behind = {0, 0};
@@ -107,7 +107,7 @@ __device__ __forceinline__ void run_scales(const Fp8Run &run, Fp8Ring &ring, Run
                 ring.bring_scales(scale, [&](int h) { return at + segment < count ? of.at[h] + at : nullptr; });
             }
         }
-        if (threadIdx.x % 32 == 0) *(volatile int *)&s.scaled = j + 1;
+        if (threadIdx.x % 32 == 0) (void)atomicExch_block(&s.scaled, j + 1);
     }
 }
 
@@ -278,7 +278,9 @@ __device__ __forceinline__ void run_walk(const Fp8Run &run, const Fp8Ring &ring,
         const Fp8Job &job = run_job(s, j);
         const weft_linear_args &a = job.a;
         if (warp == 1 && j + 2 < run.num_jobs) {
-            while (*(volatile int *)&s.scaled < j - 1) {} /* in a block without items nothing else waits for that warp */
+            if (threadIdx.x % 32 == 0)
+                while (atomicAdd_block(&s.scaled, 0) < j - 1) {} /* in a block without items nothing else waits for that warp */
+            __syncwarp();
             run_load(run, s, j + 2);
         }
         const int pieces = fp8_pieces(a.k);

@@ -160,8 +160,7 @@ __device__ __forceinline__ int step_in_flight(int *in_flight) { return atomicAdd
 /* The one thread that feeds. */
 __device__ __forceinline__ void step_feed(const StepProgram &program, const StepRing ring, int *in_flight)
 {
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    const uint64_t policy = streamed();
     StepPlace to = {0, 1}, landed = {0, 0}; /* a place is empty at first */
     int flying = 0;
     int4 next = program.num_streams > 0 ? *(const int4 *)&program.streams[0].tiles : make_int4(0, 0, 0, 0);

@@ -179,7 +179,6 @@ static weft_status launch_product(const StepList *list, const StepInstruction *i
     if (p->pairs == PAIRS_SILU) joins.silu = &p->silu;
     if (p->pairs == PAIRS_ROPE && !later) joins.rope = &p->rope;
     if (p->has_kv && !later) joins.pages = &p->kv;
-    joins.alone = later;
     joins.norm = norm_behind(list, in);
     if (before != NULL) joins.front = front, joins.before = &before->product.linear;
     if (batch && batch_product(&p->linear, joins, stream)) return launched("linear");
