@@ -151,10 +151,11 @@ weft_status weft_file_replace_begin(weft_file_out *out, const char *path)
 
 weft_status weft_file_replace_end(weft_file_out *out, int written)
 {
-    written = written && (out->mode == 0 || fchmod(fileno(out->file), (mode_t)out->mode) == 0);
-    written = fclose(out->file) == 0 && written;
-    if (written && rename(out->temporary, out->path) == 0) return WEFT_OK;
-    weft_status status = cannot_write(out->path, errno);
+    int error = written ? 0 : errno != 0 ? errno : EIO; /* the first failure is the one to tell of */
+    if (error == 0 && out->mode != 0 && fchmod(fileno(out->file), (mode_t)out->mode) != 0) error = errno;
+    if (fclose(out->file) != 0 && error == 0) error = errno;
+    if (error == 0 && rename(out->temporary, out->path) == 0) return WEFT_OK;
+    weft_status status = cannot_write(out->path, error != 0 ? error : errno);
     unlink(out->temporary);
     return status;
 }

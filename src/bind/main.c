@@ -7,6 +7,7 @@
 #include <locale.h>
 #include <lua.h>
 #include <lualib.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +43,7 @@ static void report_start(const char *message)
 int main(int argc, char **argv)
 {
     hold_standard_files();
+    signal(SIGXFSZ, SIG_IGN); /* a file above the limit of ulimit -f is a write that fails, and is told of */
     setlocale(LC_CTYPE, ""); /* letters typed at the prompt; before there are threads */
     lua_State *L = weft_state_open();
     if (L == NULL) {
