@@ -46,6 +46,14 @@ describe("weft repl without a terminal", function()
     files.remove(folder)
   end)
 
+  it("opens no editor, which would read its input", function()
+    for flag, expected in pairs { ["--eager"] = 1, ["-i"] = 0 } do
+      local code, _, err = program.run { "repl", flag, input = ",edit mine.lua\n", env = "VISUAL=cat EDITOR=cat", limit = 20 }
+      assert.equal(expected, code)
+      assert.matches(",edit opens an editor, and standard input is not a terminal; change the file, then say ,reload mine.lua\n", err)
+    end
+  end)
+
   it("says what start-up says when the model's script returns no model any more", function()
     local folder = files.folder()
     local script = folder .. "/mine.lua"

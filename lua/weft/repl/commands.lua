@@ -169,6 +169,7 @@ commands.edit = { arguments = "[FILE]", about = "opens FILE in $EDITOR, then loa
   here = function(state, rest)
     local name = rest ~= "" and rest or state.script_path
     if not name then refuse ",edit wants a file" end
+    if not core.isatty(0) then refuse((",edit opens an editor, and standard input is not a terminal; change the file, then say ,reload %s"):format(name)) end
     local editor = os.getenv "VISUAL" or os.getenv "EDITOR" or "vi"
     local status = os.execute(editor .. " '" .. file_of(name):gsub("'", "'\\''") .. "'")
     if status ~= 0 and status ~= true then
