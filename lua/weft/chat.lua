@@ -7,11 +7,13 @@
 --   chat.text(script) -> the whole text
 --   chat.encode(tokenizer, script, family) -> ids; plain text never becomes a control token
 --   chat.stop_ids(tokenizer, family) -> ids that end an answer
+--   chat.own_template(model_dir) -> the text of the checkpoint's template, or nil
 --   chat.template(cfg, tokenizer, model_dir) -> an object that knows its family:
 --     .family  .note (nil, or what is not as the checkpoint wants it)
 --     :render(messages, options)  :encode(tokenizer, messages, options)  :stop_ids(tokenizer)
 local core = require "weft.core"
 local errors = require "weft.errors"
+local Reader = require "weft.config.reader"
 
 local chat = { families = {} }
 
@@ -77,25 +79,22 @@ end
 
 -- ---- which family a checkpoint speaks ----
 
-local most = 64 * 1024 * 1024 -- bytes of a file with a template
-
-local function read(path)
-  local ok, text = pcall(core.read_file, path, most)
-  return ok and text or nil
-end
-
---- The checkpoint's own template: chat_template.jinja, or a field of tokenizer_config.json.
-local function own_template(model_dir)
+--- The checkpoint's own template: chat_template.jinja, or a field of tokenizer_config.json; nil where there is none.
+-- Raises for a file that is there and cannot be read as such.
+function chat.own_template(model_dir)
   if not model_dir then return nil end
-  local text = read(model_dir .. "/chat_template.jinja")
-  if text then return text end
-  local config = read(model_dir .. "/tokenizer_config.json")
-  config = config and core.json.decode(config)
-  local template = type(config) == "table" and config.chat_template
-  if type(template) == "string" then return template end
-  for _, named in ipairs(type(template) == "table" and template or {}) do
-    if type(named) == "table" and named.name == "default" and type(named.template) == "string" then return named.template end
+  local jinja = model_dir .. "/chat_template.jinja"
+  if core.same_file(jinja, jinja) then return errors.read_input(jinja, "the chat template") end
+  local config = Reader.open(model_dir .. "/tokenizer_config.json", true)
+  local template = config and config:get "chat_template"
+  if template == nil or type(template) == "string" then return template end
+  local wanted = "a string, or a list of { name, template }"
+  local default
+  for _, named in ipairs(config:list("chat_template", wanted, function(v) return type(v) == "table" end)) do
+    if type(named.template) ~= "string" then config:wrong("chat_template", wanted) end
+    if named.name == "default" then default = named.template end
   end
+  return default
 end
 
 local function by_template(text, tokenizer)
@@ -139,7 +138,7 @@ end
 function Template:stop_ids(tokenizer) return chat.stop_ids(tokenizer, self.family) end
 
 function chat.template(cfg, tokenizer, model_dir)
-  local self, own = setmetatable({}, Template), own_template(model_dir)
+  local self, own = setmetatable({}, Template), chat.own_template(model_dir)
   self.family = own and by_template(own, tokenizer)
   if not self.family then
     self.family = by_tokens(cfg, tokenizer)

@@ -3,6 +3,7 @@ local core = require "weft.core"
 local chat = require "weft.chat"
 local json_text = require "weft.chat.json_text"
 local files = require "spec.support.files"
+local program = require "spec.support.program"
 local support = require "spec.support.tokenizers"
 
 -- These templates print a list as Python's str() does.
@@ -154,6 +155,23 @@ describe("the family of a checkpoint", function()
     local template = chat.template({}, support.load "models/demo_llama", folder)
     assert.equal("plain", template.family)
     assert.is_truthy(template.note:find("not one that weft knows", 1, true))
+  end)
+
+  it("is refused where the file of the template is broken, before weights are read", function()
+    local path = folder .. "/tokenizer_config.json"
+    for text, said in pairs { ["{"] = " is not JSON", ["[1]"] = " must hold a JSON object", ['{"chat_template": 5}'] = ": chat_template must be a string, or a list of",
+      ['{"chat_template": [{"name": "default"}]}'] = ": chat_template must be a string, or a list of" } do
+      write("tokenizer_config.json", text)
+      local ok, failure = pcall(chat.own_template, folder)
+      assert.is_false(ok)
+      assert.is_truthy(failure.message:find(path .. said, 1, true), failure.message)
+    end
+    write("tokenizer_config.json", '{"chat_template": 5}')
+    local code, out, err = program.run { "chat", "--model", folder }
+    assert.same({ 1, "" }, { code, out })
+    assert.matches("^weft: [^\n]*tokenizer_config.json: chat_template must be [^\n]*\n$", err)
+    os.execute("mkdir " .. folder .. "/chat_template.jinja")
+    assert.matches("cannot read the chat template .*: Is a directory", select(2, pcall(chat.own_template, folder)).message)
   end)
 
   it("takes MiniMax's default system text from its template", function()

@@ -76,6 +76,7 @@ end
 function chat.run(options)
   options.on_interrupt = "flag"
   options.needs_tokenizer = "weft chat needs it"
+  if options.model then require("weft.chat").own_template(options.model) end -- a broken one is found before weights are read
   return require("weft.runtime").launch(options, "weft.commands.chat", "job")
 end
 
