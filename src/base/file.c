@@ -12,7 +12,7 @@
 static weft_status refuse(const char *path, int error)
 {
     char text[128];
-    return weft_fail(WEFT_IO, "%s: %s", path, strerror_r(error, text, sizeof text));
+    return weft_fail(error == ENOMEM ? WEFT_MEMORY : WEFT_IO, "%s: %s", path, strerror_r(error, text, sizeof text));
 }
 
 static weft_status open_regular(const char *path, int *fd, size_t *bytes)

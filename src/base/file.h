@@ -17,7 +17,7 @@ typedef struct weft_file {
     size_t bytes;
 } weft_file;
 
-/* IO when the system refuses or path is no regular file: "PATH: No such file or directory". */
+/* IO when the system refuses or path is no regular file: "PATH: No such file or directory"; MEMORY when there is no room. */
 weft_status weft_file_map(weft_file **out, const char *path);
 /* A hint that [begin, begin + bytes) is about to be read from end to end. */
 void weft_file_will_read(const void *begin, size_t bytes);

@@ -1,6 +1,6 @@
 /* bind/lua_json.c - JSON for scripts.
  *
- *   core.json.decode(text) -> value, or nil, message, "format"
+ *   core.json.decode(text) -> value, or nil, message, "format" or "memory"
  *       Numbers are doubles. null is core.json.null. Arrays are sequences; an empty array carries
  *       the mark of core.json.array, so that it is written back as one. A key that is there twice
  *       keeps its last value.
@@ -8,6 +8,7 @@
  *       an array when its keys are 1..n, n > 0, or when core.json.array(t) marked it. Whole
  *       numbers have no point or exponent. NaN, infinities, other types, other keys, cycles: raises.
  *   core.json.array([t]) -> t, marked      core.json.null */
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -90,7 +91,9 @@ static int l_decode(lua_State *L)
     luaL_setmetatable(L, DOCUMENT);
     lua_pushcfunction(L, convert_document);
     lua_pushvalue(L, -2); /* document convert document */
+    errno = 0; /* jansson takes a string that it has no memory for for a bad one */
     *root = json_loadb(text, length, JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, &error);
+    if (*root == NULL && errno == ENOMEM) return weft_push_failure(L, weft_fail(WEFT_MEMORY, "no memory to read %zu bytes of JSON", length));
     if (*root == NULL) {
         weft_status status = weft_fail(WEFT_FORMAT, "%s (line %d, column %d)", error.text, error.line, error.column);
         return weft_push_failure(L, status);
@@ -98,7 +101,7 @@ static int l_decode(lua_State *L)
     int failed = lua_pcall(L, 1, 1, 0);
     json_decref(*root);
     *root = NULL;
-    if (failed) return weft_push_failure(L, weft_fail(WEFT_FORMAT, "%s", lua_tostring(L, -1)));
+    if (failed) return weft_push_failure(L, weft_fail(failed == LUA_ERRMEM ? WEFT_MEMORY : WEFT_FORMAT, "%s", lua_tostring(L, -1)));
     return 1;
 }
 

@@ -37,7 +37,9 @@ static void report_start(const char *message)
         fprintf(stderr, "weft: no Lua files of weft %s%s\n", named != NULL ? "in WEFT_LUA=" : "beside the program", named != NULL ? named : "");
         return;
     }
-    fprintf(stderr, "weft: %s\n", message != NULL ? message : "an error without a message");
+    const char *cause = message != NULL ? strstr(message, ":\n\t") : NULL; /* as LuaJIT words what is wrong with a module */
+    if (cause != NULL) fprintf(stderr, "weft: %.*s: %s\n", (int)(cause - message), message, cause + 3);
+    else fprintf(stderr, "weft: %s\n", message != NULL ? message : "an error without a message");
 }
 
 int main(int argc, char **argv)

@@ -1,6 +1,7 @@
 /* bind/state.c - how every Lua state of weft starts. */
 #include "bind/state.h"
 
+#include <errno.h>
 #include <lauxlib.h>
 #include <limits.h>
 #include <lualib.h>
@@ -29,6 +30,25 @@ static const char *lua_folder(char *text, size_t size)
     return WEFT_SOURCE_LUA;
 }
 
+/* The last searcher of `require`: raises for a file that is there and cannot be opened, which is not "not found". */
+static int tell_unreadable(lua_State *L)
+{
+    const char *name = luaL_gsub(L, luaL_checkstring(L, 1), ".", "/");
+    lua_getfield(L, lua_upvalueindex(1), "path");
+    const char *at = lua_tostring(L, -1);
+    while (at != NULL && *at != 0) {
+        size_t length = strcspn(at, ";");
+        lua_pushlstring(L, at, length);
+        const char *path = luaL_gsub(L, lua_tostring(L, -1), "?", name); /* name path template file */
+        FILE *file = access(path, F_OK) == 0 ? fopen(path, "rb") : NULL;
+        if (file == NULL && errno != ENOENT && errno != ENOTDIR) return luaL_error(L, "cannot open %s: %s", path, strerror(errno));
+        if (file != NULL) fclose(file);
+        lua_pop(L, 2);
+        at += length + (at[length] == ';');
+    }
+    return 0;
+}
+
 void weft_state_prepare(lua_State *L)
 {
     char text[PATH_MAX];
@@ -41,6 +61,11 @@ void weft_state_prepare(lua_State *L)
     lua_getfield(L, -1, "preload");
     lua_pushcfunction(L, luaopen_weft_core);
     lua_setfield(L, -2, "weft.core");
+    lua_pop(L, 1);
+    lua_getfield(L, -1, "loaders");
+    lua_pushvalue(L, -2);
+    lua_pushcclosure(L, tell_unreadable, 1);
+    lua_rawseti(L, -2, (int)lua_objlen(L, -2) + 1); /* package loaders */
     lua_pop(L, 2);
 }
 

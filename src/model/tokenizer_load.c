@@ -269,7 +269,9 @@ static weft_status on_one_line(weft_status status)
 weft_status weft_tokenizer_parse(weft_tokenizer **out, const char *name, const char *json, size_t bytes)
 {
     json_error_t error;
+    errno = 0; /* jansson takes a string that it has no memory for for a bad one */
     json_t *root = json_loadb(json, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    if (root == NULL && errno == ENOMEM) return weft_fail(WEFT_MEMORY, "no memory to read %s", name);
     if (root == NULL) return on_one_line(weft_fail(WEFT_FORMAT, "%s: not JSON: line %d: %s", name, error.line, error.text));
     weft_tokenizer *t = NULL;
     weft_status status = weft__tokenizer_new(&t);

@@ -25,11 +25,12 @@ function Reader.open(path, missing_ok)
   local ok, text = pcall(core.read_file, path, most)
   if not ok then
     if missing_ok and text.message:find("No such file", 1, true) then return nil end
-    raise("io", "cannot read %s", text.message)
+    raise(text.code or "io", "cannot read %s", text.message)
   end
   text = text:gsub("^\239\187\191", "") -- the mark of UTF-8 that some editors write
   if not text:find "%S" then raise("format", "%s is empty", path) end
-  local object, message = core.json.decode(text)
+  local object, message, code = core.json.decode(text)
+  if code == "memory" then raise(code, "cannot read %s: %s", path, message) end
   if object == nil then raise("format", "%s is not JSON (cut short?): %s", path, message) end
   if type(object) ~= "table" or #object > 0 or getmetatable(object) then
     raise("format", "%s must hold a JSON object with the model's fields", path)
