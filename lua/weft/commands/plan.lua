@@ -38,9 +38,11 @@ end
 local function priced(setup, machine, details)
   local numbers, measured = require "weft.plan_numbers", require "weft.plan.measured"
   local n = numbers.of(setup.policy, setup.cfg, { context = details.context, name = setup.name, ranks = 1 })
-  return require("weft.plan.price").of(n, setup.cfg, machine, details.batch), measured.find {
+  local here, elsewhere, why = measured.find {
     model = measured.model_key(setup.cfg, setup.name), policy = measured.policy_key(setup.policy, setup.cfg), machine = machine.name,
     batch = details.batch, context = details.context }
+  if why then io.stderr:write("weft: the measured times are left out: cannot read ", why, " (WEFT_BENCH_FILE names the file)\n") end
+  return require("weft.plan.price").of(n, setup.cfg, machine, details.batch), here, elsewhere
 end
 
 local function explain(options, setup, machine)

@@ -1,11 +1,13 @@
 --- Measured times beside predicted ones: `weft bench` and the prompt's bench append, `weft plan` reads.
 --
 -- One JSON object a line in $WEFT_BENCH_FILE, or weft/bench.jsonl under $XDG_STATE_HOME (~/.local/state; state_file.lua).
--- The file is a convenience: what cannot be written is told, what cannot be read is left out.
+-- The file is a convenience: what cannot be written is told, and so is a file that cannot be read; lines of it that say nothing are left out.
 local core = require "weft.core"
 local state_file = require "weft.state_file"
 
 local measured = {}
+
+local ENOENT, ENOTDIR = 2, 20
 
 --- Where the file is; nil when there is no place for it.
 function measured.path() return state_file.path("WEFT_BENCH_FILE", "bench.jsonl") end
@@ -53,17 +55,20 @@ function measured.machine(device)
 end
 
 --- The newest entries of a key { model, policy, machine, batch, context }: { ms =, machine =, ... } or nil of
--- its machine, and a list of those of other machines, by name.
+-- its machine, a list of those of other machines, by name, and why a file that is there could not be read.
 function measured.find(key, path)
   path = path or measured.path()
-  local file = path and io.open(path, "rb")
-  if not file then return nil, {} end
-  local newest, others = {}, {}
-  for line in file:lines() do
-    local ok, entry = pcall(core.json.decode, line)
+  if not path then return nil, {} end
+  local file, why, code = io.open(path, "rb")
+  if not file then return nil, {}, code ~= ENOENT and code ~= ENOTDIR and why or nil end
+  local newest, others, line = {}, {}, nil
+  repeat
+    line, why = file:read "*l"
+    local ok, entry = pcall(core.json.decode, line or "")
     if ok and type(entry) == "table" and same(entry, key) then newest[entry.machine] = entry end
-  end
+  until not line
   file:close()
+  if why then return nil, {}, ("%s: %s"):format(path, why) end
   for machine, entry in pairs(newest) do
     if machine ~= key.machine then others[#others + 1] = entry end
   end
