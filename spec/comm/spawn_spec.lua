@@ -1,5 +1,7 @@
 --- spec/comm/spawn_spec.lua - ranks as threads: what crosses to them and what comes back.
 local core = require "weft.core"
+local files = require "spec.support.files"
+local program = require "spec.support.program"
 
 local function failure(...)
   local ok, err = pcall(core.spawn, ...)
@@ -79,6 +81,20 @@ describe("core.spawn", function()
     os.remove(path .. ".lua")
     assert.same({ 42, 42 }, results)
     assert.matches("has no function 'g'", missing.message, 1, true)
+  end)
+
+  it("has the `weft` at hand that a script of weft lua has, in functions and modules, and the prompt's", function()
+    local folder = files.folder { ["ranks.lua"] = "return { f = function() return weft and weft.rank().rank end }" }
+    files.write(folder .. "/main.lua", ([[package.path = "%s/?.lua;" .. package.path
+      local ranks = weft.spawn(3, function() return weft.rank().rank end)
+      local named = weft.spawn(2, { module = "ranks", ["function"] = "f" })
+      weft = nil
+      print(ranks[1], ranks[3], named[2], require("weft").spawn(1, function() return weft end)[1])]]):format(folder))
+    local code, out, err = program.run { "lua", folder .. "/main.lua" }
+    files.remove(folder)
+    assert.same({ 0, "0\t2\t1\tnil\n" }, { code, out }, err)
+    code, out, err = program.run { "repl", input = "weft.spawn(2, function() return weft.rank().rank end)[2]" }
+    assert.same({ 0, "1\n" }, { code, out }, err)
   end)
 
   it("refuses wrong options in one line", function()

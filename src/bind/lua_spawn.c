@@ -5,7 +5,7 @@
  *   core.lead{the same} -> ranks   this state becomes rank 0, the others run fn; ranks:close() waits for them
  *
  * fn is a Lua function (it crosses as bytecode; see value.h for its upvalues) or
- * {module =, ["function"] =}. Every rank calls fn(...); the first result of each comes back in a
+ * {module =, ["function"] =}. The global `weft` that `weft lua` gives a script is at hand in its ranks too. Every rank calls fn(...); the first result of each comes back in a
  * list, rank 0's first. The first rank that fails ends all, and its error is raised here:
  * {message = "rank 2: ...", code =, rank = 2} with the other plain fields of what it raised.
  *
@@ -315,6 +315,20 @@ static void pack_field(lua_State *L, weft_packed *job, const char *table, const 
     lua_pop(L, field != NULL ? 2 : 1);
 }
 
+/* Whether the function at index, or the module that one is named from, has `weft` at hand as a global: its ranks then do too. */
+static void pack_at_hand(lua_State *L, weft_packed *job, int index)
+{
+    if (lua_isfunction(L, index)) lua_getfenv(L, index);
+    else lua_pushvalue(L, LUA_GLOBALSINDEX);
+    lua_pushliteral(L, "weft");
+    lua_rawget(L, -2);
+    lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
+    lua_getfield(L, -1, "weft"); /* env global loaded module */
+    lua_pushboolean(L, lua_istable(L, -1) && lua_rawequal(L, -1, -3));
+    weft_pack(L, job, -1, "weft");
+    lua_pop(L, 5);
+}
+
 /* Returns whether the function is named rather than given. */
 static int pack_function(lua_State *L, weft_packed *job, int index)
 {
@@ -407,10 +421,12 @@ static weft_spawn **prepare(lua_State *L, options *o)
     pack_field(L, job, "arg", NULL);
     if (named) {
         lua_getfield(L, 1, "fn");
+        pack_at_hand(L, job, lua_gettop(L));
         by_name = pack_function(L, job, lua_gettop(L));
         num_args = pack_args_field(L, job);
     } else {
         luaL_checkany(L, 2);
+        pack_at_hand(L, job, 2);
         by_name = pack_function(L, job, 2);
         num_args = top - 2;
         for (int i = 0; i < num_args; i++) pack_argument(L, job, 3 + i, i + 1);

@@ -160,6 +160,14 @@ static int run(lua_State *L)
     lua_call(L, 1, 0);
     cursor = weft_unpack(L, cursor);
     lua_setglobal(L, "arg");
+    cursor = weft_unpack(L, cursor); /* whether `weft` is at hand */
+    if (lua_toboolean(L, -1)) {
+        lua_getglobal(L, "require");
+        lua_pushliteral(L, "weft");
+        lua_call(L, 1, 1);
+        lua_setglobal(L, "weft");
+    }
+    lua_pop(L, 1);
 
     lua_pushcfunction(L, traceback);
     cursor = push_function(L, spawn, cursor);

@@ -21,7 +21,7 @@ typedef struct weft_rank_thread {
 
 typedef struct weft_spawn {
     weft_world *world;
-    char *job; /* packed: package.path, package.cpath, arg, function or {module, name}, arguments */
+    char *job; /* packed: package.path, package.cpath, arg, whether `weft` is a global, function or {module, name}, arguments */
     int num_args, by_name;
     int verbose;
     int done_fd;               /* an eventfd: each rank that is done adds one */
