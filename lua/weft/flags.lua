@@ -52,27 +52,50 @@ local sampling_flags = {
   { "--logprobs", key = "logprobs", kind = "int", min = 0, max = 100, meta = "N", help = "log-probabilities of the N likeliest tokens" },
 }
 
-local chat_sampling = {}
-for _, def in ipairs(sampling_flags) do
-  if def.key ~= "logprobs" then chat_sampling[#chat_sampling + 1] = def end
+-- Those of `defs` whose key is to be kept; help: other words for some keys.
+local function some(defs, keep, help)
+  local list = {}
+  for _, def in ipairs(defs) do
+    local copy = {}
+    for key, value in pairs(def) do copy[key] = value end
+    copy.help = help and help[def.key] or def.help
+    if keep(def.key) then list[#list + 1] = copy end
+  end
+  return list
 end
 
-local prompt_flags = {
+local chat_sampling = some(sampling_flags, function(key) return key ~= "logprobs" end,
+  { max_tokens = "tokens of an answer (default 512)", temperature = "0 is greedy (default: what generation_config.json says)" })
+local seed_flag = some(sampling_flags, function(key) return key == "seed" end)
+local verify_model = some(model_flags, function() return true end,
+  { dtype = "what activations are computed in (default float32, the exact mode; auto: the checkpoint's)" })
+
+-- Where no rank is started: what is counted with, and the rest.
+local counted = { model = true, dtype = true, quantization = true, block_size = true }
+local counted_flags = some(model_flags, function(key) return counted[key] end)
+local run_flags = some(model_flags, function(key) return not counted[key] end)
+local verbose_flag = some(model_flags, function(key) return key == "verbose" end)
+
+local one_prompt_flags = {
   { "--prompt", key = "prompt", kind = "string", meta = "TEXT", help = "the prompt" },
   { "--prompt-ids", key = "prompt_ids", kind = "ids", meta = "5,6,7", help = "the prompt as token ids" },
+}
+local prompt_flags = { one_prompt_flags[1], one_prompt_flags[2],
   { "-f", "--file", key = "file", kind = "string", meta = "FILE", help = "one prompt a line (.jsonl: JSON strings)" },
 }
 local json_flag = { "--json", key = "json", kind = "bool", help = "one JSON object on the last line of standard output" }
 local out_flag = { "--out", key = "out", kind = "string", meta = "FILE", help = "where to write" }
 
+-- groups: the flags of a command; without_effect: those that it takes and that change nothing, so that the flags of a
+-- run may stay when the command is changed.
 local commands = {
   run = { groups = { prompt_flags, { json_flag }, model_flags, plan_flags, sampling_flags }, script = true,
     usage = "weft run [SCRIPT.lua] --model DIR (--prompt TEXT | --prompt-ids 5,6,7 | -f FILE) [plan] [sampling]",
     about = "Generates text." },
   chat = { groups = { { { "--system", key = "system", kind = "string", meta = "TEXT", help = "the system message" } }, model_flags, plan_flags, chat_sampling },
     script = true, usage = "weft chat [SCRIPT.lua] --model DIR [plan] [sampling]", about = "Talks with a model; Ctrl-C stops an answer, Ctrl-D leaves." },
-  logits = { groups = { prompt_flags, { out_flag, json_flag }, model_flags, plan_flags }, script = true,
-    usage = "weft logits [SCRIPT.lua] --model DIR --prompt-ids 5,6,7 --out FILE.safetensors [plan]",
+  logits = { groups = { one_prompt_flags, { out_flag, json_flag }, model_flags, plan_flags }, script = true,
+    usage = "weft logits [SCRIPT.lua] --model DIR (--prompt TEXT | --prompt-ids 5,6,7) --out FILE.safetensors [plan]",
     about = "Writes tensor `logits`, float32 [tokens, vocab]." },
   bench = { groups = { {
       { "--batch", key = "batch", kind = "int", min = 1, max = 4096, meta = "N", help = "requests that decode together (default 1)" },
@@ -80,14 +103,14 @@ local commands = {
       { "--prefill", key = "prefill", kind = "int", min = 1, max = 1e8, meta = "N", help = "tokens of the timed prefill (default: --context)" },
       { "--steps", key = "steps", kind = "int", min = 1, max = 1e6, meta = "N", help = "timed decode steps (default 32)" },
       { "--machine", key = "machine", kind = "string", meta = "NAME", help = "name under which weft plan finds the figures (default: cpu, or the GPU's)" }, json_flag,
-    }, model_flags, plan_flags, { sampling_flags[7] } }, script = true,
+    }, model_flags, plan_flags }, without_effect = seed_flag, script = true,
     usage = "weft bench [SCRIPT.lua] --model DIR [--batch N --context N --prefill N] [plan] [--json]",
     about = "Times prefill and decode." },
   verify = { groups = { prompt_flags, {
       { "--plans", key = "plans", kind = "string", meta = "all|FILE.lua", help = "which plans (default all)" },
       { "--max-ranks", key = "max_ranks", kind = "int", min = 1, max = 1024, meta = "N", help = "largest number of ranks (default 8, and at most the GPUs there are)" },
       { "--max-tokens", key = "max_tokens", kind = "int", min = 1, max = 1e6, meta = "N", help = "decode steps after each prompt" }, json_flag,
-    }, model_flags, { sampling_flags[7] } }, script = true,
+    }, verify_model }, without_effect = seed_flag, script = true,
     usage = "weft verify [SCRIPT.lua] --model DIR [--plans all] [--max-ranks N]",
     about = "Runs every legal plan against one rank." },
   plan = { groups = { {
@@ -99,19 +122,21 @@ local commands = {
       { "--search", key = "search", kind = "bool", help = "price all legal plans; the front of speed a user against speed a rank" },
       { "--max-ranks", key = "max_ranks", kind = "int", min = 1, max = 1024, meta = "N", help = "largest number of ranks of --search (default 8)" },
       json_flag,
-    }, model_flags, plan_flags }, script = true,
+    }, counted_flags, plan_flags }, without_effect = run_flags, script = true,
     usage = "weft plan [SCRIPT.lua] --model DIR|config.json [plan] [--machine M --batch N --context N] [--draw] [--svg FILE]\n"
       .. "  weft plan [SCRIPT.lua] --model DIR|config.json --search [--max-ranks N] [--machine M --batch N --context N] [--svg FILE]",
     about = "Says who holds what under a plan, what moves, and what a step should cost; starts no ranks." },
   repl = { groups = { { { "-i", "--interactive", key = "interactive", kind = "bool", help = "a prompt also where standard input is no terminal" } },
-      model_flags, plan_flags, { sampling_flags[7] } }, script = true,
+      model_flags, plan_flags, seed_flag }, script = true,
     usage = "weft repl [SCRIPT.lua] [--model DIR] [plan]",
     about = "A prompt over all ranks: look at layers, change the plan, run." },
   lua = { groups = {}, raw = true, usage = "weft lua FILE.lua [args]", about = "Runs a plain script with `weft` at hand." },
   tokenize = { groups = { { prompt_flags[1],
       { "-f", "--file", key = "file", kind = "string", meta = "FILE.jsonl", help = "one JSON string a line" },
       { "--decode", key = "decode", kind = "string", meta = "5,6,7", help = "ids to text" },
-      { "--no-special", key = "no_special", kind = "bool", help = "add no special tokens" }, model_flags[1], model_flags[15] } },
+      { "--no-special", key = "no_special", kind = "bool", help = "add no special tokens" },
+      { "--model", key = "model", kind = "string", meta = "DIR", help = "folder with tokenizer.json" } } },
+    without_effect = verbose_flag,
     usage = "weft tokenize --model DIR (--prompt TEXT | -f FILE.jsonl | --decode 5,6,7) [--no-special]",
     about = "Text to token ids and back; needs only tokenizer.json." },
 }
@@ -195,14 +220,16 @@ local parsers = {
 
 local function index_of(command)
   local index, names = {}, {}
-  for _, group in ipairs(command.groups) do
-    for _, def in ipairs(group) do
+  local function add(defs)
+    for _, def in ipairs(defs) do
       for i = 1, #def do
         index[def[i]] = def
         names[#names + 1] = def[i]
       end
     end
   end
+  for _, group in ipairs(command.groups) do add(group) end
+  add(command.without_effect or {})
   return index, names
 end
 
@@ -213,7 +240,7 @@ local function unknown(flag, names, command_name)
     local d = distance(flag, name)
     if not best or d < best_distance then best, best_distance = name, d end
   end
-  local hint = best and best_distance <= 3 and (" (did you mean %s?)"):format(best) or ""
+  local hint = best and best_distance <= math.min(3, (#flag - 1) / 2) and (" (did you mean %s?)"):format(best) or ""
   fail(("unknown flag '%s' for weft %s%s; see weft %s --help"):format(flag, command_name, hint, command_name))
 end
 
@@ -280,6 +307,9 @@ function flags.help(name)
       lines[#lines + 1] = ("  %-34s  %s"):format(left, def.help)
     end
   end
+  local names = {}
+  for i, def in ipairs(command.without_effect or {}) do names[i] = table.concat(def, ", ") end
+  if #names > 0 then lines[#lines + 1] = "\n  Taken as well, and without effect here: " .. table.concat(names, ", ") end
   return table.concat(lines, "\n") .. "\n"
 end
 

@@ -22,8 +22,7 @@ function logits.job(engine, options)
 end
 
 function logits.run(options)
-  if options.file then errors.raise { usage = true, message = "weft logits takes one prompt: --prompt or --prompt-ids" } end
-  run.check_prompt(options)
+  run.check_prompt(options, "--prompt TEXT or --prompt-ids 5,6,7")
   if not options.out then errors.usage "--out FILE.safetensors is missing" end
   for _, path in ipairs { options.plan or "", options.script or "" } do
     if core.same_file(options.out, path) then errors.usage(("--out %s: this command reads that file; name another"):format(options.out)) end

@@ -4,7 +4,7 @@ local lua = {}
 
 function lua.run(options)
   local path = options.args[1]
-  if not path or path == "--help" then
+  if not path or path == "--help" or path == "-h" then
     local out = path and io.stdout or io.stderr
     out:write(require("weft.flags").help "lua")
     return path and 0 or 2

@@ -118,15 +118,18 @@ function run.job(engine, options)
   return 0
 end
 
---- Whether exactly one of --prompt, --prompt-ids and -f was given; optional: or none.
-function run.check_prompt(options, optional)
-  local given = (options.prompt and 1 or 0) + (options.prompt_ids and 1 or 0) + (options.file and 1 or 0)
-  if given == 0 and not optional then usage "a prompt is missing: --prompt TEXT, --prompt-ids 5,6,7 or -f FILE" end
-  if given > 1 then usage "--prompt, --prompt-ids and -f exclude one another" end
+--- Raises unless exactly one of the flags that give a prompt was given, or at most one where none are `wanted`.
+function run.check_prompt(options, wanted)
+  local given = {}
+  for _, flag in ipairs { "--prompt", "--prompt-ids", "-f" } do
+    if options[flag == "-f" and "file" or flag:sub(3):gsub("-", "_")] then given[#given + 1] = flag end
+  end
+  if #given == 0 and wanted then usage("a prompt is missing: " .. wanted) end
+  if #given > 1 then usage(table.concat(given, " and ") .. " exclude one another") end
 end
 
 function run.run(options)
-  run.check_prompt(options)
+  run.check_prompt(options, "--prompt TEXT, --prompt-ids 5,6,7 or -f FILE")
   if options.file then
     options.prompts = run.read_prompts(options.file)
     if #options.prompts == 0 then return 0 end

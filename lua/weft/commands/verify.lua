@@ -139,7 +139,7 @@ local function row_text(row)
 end
 
 function verify.run(options)
-  run.check_prompt(options, true)
+  run.check_prompt(options)
   options.needs_tokenizer = (options.prompt or options.file) and "give the prompt as token ids (--prompt-ids)" or nil
   options.dtype = options.dtype or "float32" -- the exact mode: rounding hides nothing
   options.steps = options.max_tokens or 12
