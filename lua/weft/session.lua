@@ -123,6 +123,14 @@ local function compare_scripts(everyone, rank, text)
   end
 end
 
+-- Tokens that the cache is for: options.cache_tokens, or those of options.cache_requests = { count =, tokens = } that
+-- run together, of which none goes beyond the model's positions.
+local function cache_tokens(session, options)
+  local most, requests = session.cfg.max_position_embeddings, options.cache_requests
+  if requests then return requests.count * (math.min(requests.tokens, most) + 64) end
+  return options.cache_tokens or math.min(most, 8192)
+end
+
 local function cache_blocks(session, options, attentions)
   local per_block = 0
   for _, attention in ipairs(attentions) do per_block = per_block + attention:bytes_per_block(session.block_tokens) end
@@ -141,7 +149,7 @@ local function cache_blocks(session, options, attentions)
         :format(options.kv_cache_bytes, session.block_tokens, per_block) }
     end
   else
-    blocks = math.ceil((options.cache_tokens or math.min(session.cfg.max_position_embeddings, 8192)) / session.block_tokens)
+    blocks = math.ceil(cache_tokens(session, options) / session.block_tokens)
   end
   -- Block ids are shared: the rank with the least room decides for all.
   local least = session.everyone:all_reduce(core.tensor({ 1 }, "int32", { -math.min(blocks, 2 ^ 30) }), "max")

@@ -54,6 +54,16 @@ describe("weft run", function()
     end
   end)
 
+  it("says that a file has no prompts", function()
+    assert.same({ 0, "", "weft: -f /dev/null: it has no prompts\n" }, { program.run { "run", "--model", demo, "-f", "/dev/null" } })
+  end)
+
+  it("makes no more cache than the model has positions, however many tokens are asked for", function()
+    local few = program.json { "run", "--model", demo, "--prompt", "Once upon a time", "--json" }
+    local many = program.json { "run", "--model", demo, "--prompt", "Once upon a time", "--json", "--max-tokens", "1e9" }
+    assert.same({ "stop", few.output_ids }, { many.finish_reason, many.output_ids })
+  end)
+
   it("draws the same text from the same seed, under any plan, and another from another", function()
     local function draw(seed, ...)
       return program.json { "run", "--model", demo, "--prompt", "Once upon a time", "--temperature", "1", "--seed", seed, "--dtype", "float32",

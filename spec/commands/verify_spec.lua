@@ -33,7 +33,7 @@ describe("weft verify", function()
     assert.equal(2, code)
     assert.matches("exclude one another", err, 1, true)
     code, _, err = program.run { "verify", "--model", demo, "-f", "/dev/null" }
-    assert.equal(2, code)
+    assert.equal(1, code)
     assert.matches("-f /dev/null: it has no prompts", err, 1, true)
   end)
 

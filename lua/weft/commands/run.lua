@@ -132,14 +132,17 @@ function run.run(options)
   run.check_prompt(options, "--prompt TEXT, --prompt-ids 5,6,7 or -f FILE")
   if options.file then
     options.prompts = run.read_prompts(options.file)
-    if #options.prompts == 0 then return 0 end
+    if #options.prompts == 0 then
+      io.stderr:write(("weft: -f %s: it has no prompts\n"):format(options.file))
+      return 0
+    end
   end
   options.needs_tokenizer = not options.prompt_ids and "give the prompt as token ids (--prompt-ids)" or nil
   -- Room for the prompt and its continuation; text is at most one token a byte.
   local longest = options.prompt_ids and #options.prompt_ids or 0
   for _, text in ipairs(options.prompts or { options.prompt or "" }) do longest = math.max(longest, #text + 8) end
   local together = options.prompts and math.min(#options.prompts, options.max_batch or 64) or 1
-  options.cache_tokens = (longest + (options.max_tokens or 128) + 64) * together
+  options.cache_requests = { count = together, tokens = longest + (options.max_tokens or 128) }
   return require("weft.runtime").launch(options, "weft.commands.run", "job")
 end
 

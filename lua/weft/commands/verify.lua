@@ -57,7 +57,7 @@ local function prompts_of(options, setup)
   if texts then
     local tokenizer, prompts = assert(core.tokenizer.load(options.model)), {}
     for i, text in ipairs(texts) do prompts[i] = tokenizer:encode(text) end
-    if #prompts == 0 then errors.usage(("-f %s: it has no prompts"):format(options.file)) end
+    if #prompts == 0 then errors.raise { message = ("-f %s: it has no prompts"):format(options.file), code = "format" } end
     return prompts
   end
   local path = options.model .. "/expected.json"
