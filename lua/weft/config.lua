@@ -13,6 +13,8 @@
 --   quantization                                      nil, or { method = "fp8_block", block = {128, 128}, skip = {names} }
 --   eos_token_ids, bos_token_id, pad_token_id         generation_config.json first, then config.json
 --   generation                                        temperature, top_p, top_k, min_p, repetition_penalty, do_sample
+local core = require "weft.core"
+local errors = require "weft.errors"
 local features = require "weft.config.features"
 local Reader = require "weft.config.reader"
 local rope = require "weft.config.rope"
@@ -161,10 +163,19 @@ local function read_generation(reader, cfg, folder)
   }
 end
 
+-- A GGUF file holds its config itself; what stands in the place of config.json is to be said, not what is missing.
+local function refuse_gguf(path, file)
+  local name = path:match "%.gguf$" and path or not core.same_file(file, file) and core.file_ending(path, ".gguf")
+  if not name then return end
+  errors.raise { code = "unsupported", message = ("%s: weft does not read GGUF files; give the folder of the same model with config.json and model.safetensors")
+    :format(name == path and path or path .. " holds " .. name .. " and no config.json") }
+end
+
 --- DIR, or the path of a config file (for plans and dummy weights).
 function config.load(path)
   local is_file = path:match "%.json$" ~= nil
   local file = is_file and path or path:gsub("/+$", "") .. "/config.json"
+  if not is_file then refuse_gguf(path, file) end
   local folder = file:match "^(.*)/[^/]*$" or "."
   local reader = Reader.open(file)
   local cfg = {}

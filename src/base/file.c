@@ -1,6 +1,7 @@
 /* base/file.c - files that come in, and files that go out whole. */
 #include "base/file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -173,6 +174,20 @@ weft_status weft_file_write(const char *path, const char *text, size_t bytes)
     weft_file_out out;
     WEFT_TRY(weft_file_replace_begin(&out, path));
     return weft_file_replace_end(&out, fwrite(text, 1, bytes, out.file) == bytes);
+}
+
+int weft_file_find_ending(const char *folder, const char *ending, char *name, size_t size)
+{
+    DIR *listing = opendir(folder);
+    size_t end = strlen(ending);
+    name[0] = 0;
+    for (struct dirent *entry; listing != NULL && (entry = readdir(listing)) != NULL;) {
+        size_t length = strlen(entry->d_name);
+        if (length < end || length >= size || strcmp(entry->d_name + length - end, ending) != 0) continue;
+        if (name[0] == 0 || strcmp(entry->d_name, name) < 0) strcpy(name, entry->d_name);
+    }
+    if (listing != NULL) closedir(listing);
+    return name[0] != 0;
 }
 
 int weft_file_kind(const char *path)

@@ -41,5 +41,8 @@ weft_status weft_file_replace_end(weft_file_out *out, int written);
 /* The text as the file at `path`: replaced as above, or written at once into what is there and neither a regular file nor a folder, such as a pipe. */
 weft_status weft_file_write(const char *path, const char *text, size_t bytes);
 
+/* Whether a name in the folder ends so (".gguf"); the first of them by name goes into name[size]. */
+int weft_file_find_ending(const char *folder, const char *ending, char *name, size_t size);
+
 /* 1: a regular file (or a link to one), 2: a directory, 0: anything else or nothing. */
 int weft_file_kind(const char *path);

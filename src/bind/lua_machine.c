@@ -4,6 +4,7 @@
  *   core.terminal_width() -> columns of the terminal on standard output, nil where it is none
  *   core.cpu_cores() -> cores of this process                   core.cpu_isa() -> "avx2": what the kernels use
  *   core.same_file(path, place) -> whether path exists and is place, or lies in that folder
+ *   core.file_ending(folder, ending) -> the first file name in the folder that ends so (".gguf"), or nil
  *   core.write_file(path, text)     replaces the file when all is written; raises "cannot write PATH: why"
  *   core.read_file(path, limit) -> the text of a regular file of at most limit bytes; raises for anything else
  *   core.copy_speed([bytes]) -> bytes read plus written a second, the best of three
@@ -58,6 +59,15 @@ static int l_same_file(lua_State *L)
     free(path);
     free(place);
     lua_pushboolean(L, inside);
+    return 1;
+}
+
+static int l_file_ending(lua_State *L)
+{
+    char name[256];
+    const char *folder = luaL_checkstring(L, 1);
+    if (weft_file_find_ending(folder, luaL_checkstring(L, 2), name, sizeof name)) lua_pushstring(L, name);
+    else lua_pushnil(L);
     return 1;
 }
 
@@ -150,7 +160,7 @@ static int l_copy_speed(lua_State *L)
 
 void weft_open_machine(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"now", l_now}, {"same_file", l_same_file}, {"read_file", l_read_file}, {"write_file", l_write_file}, {"isatty", l_isatty}, {"terminal_width", l_terminal_width}, {"cpu_cores", l_cpu_cores},
+    static const luaL_Reg functions[] = {{"now", l_now}, {"same_file", l_same_file}, {"file_ending", l_file_ending}, {"read_file", l_read_file}, {"write_file", l_write_file}, {"isatty", l_isatty}, {"terminal_width", l_terminal_width}, {"cpu_cores", l_cpu_cores},
                                          {"cpu_isa", l_cpu_isa}, {"copy_speed", l_copy_speed}, {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
 }

@@ -226,6 +226,10 @@ static weft_status open_folder(weft_checkpoint *self)
             return weft_fail(WEFT_IO, "%s: holds %s, which weft does not read; it wants model.safetensors or model.safetensors.index.json",
                              self->path, others[i]);
     }
+    char gguf[256];
+    if (weft_file_find_ending(self->path, ".gguf", gguf, sizeof gguf))
+        return weft_fail(WEFT_IO, "%s: holds %s, and weft does not read GGUF files; it wants model.safetensors or model.safetensors.index.json",
+                         self->path, gguf);
     return weft_fail(WEFT_IO, "%s: neither model.safetensors nor model.safetensors.index.json is there", self->path);
 }
 
