@@ -37,7 +37,7 @@ end
 
 local most_text, piece = 256 * 1024 * 1024, 1024 * 1024
 
---- The whole of a text file or a pipe, at most 256 MiB. `what` says what it is for: "cannot read the prompts FILE: Is a directory".
+--- The whole of a text file or a pipe, at most 256 MiB, without a mark of UTF-8 at its head. `what` says what it is for: "cannot read the prompts FILE: Is a directory".
 function errors.read_file(path, what)
   local file, message = io.open(path, "rb")
   if not file then errors.raise { message = ("cannot read %s %s"):format(what, message), code = "io" } end
@@ -51,7 +51,7 @@ function errors.read_file(path, what)
   if bytes > most_text then
     errors.raise { message = ("cannot read %s %s: more than the %d bytes that such a file may have"):format(what, path, most_text), code = "format" }
   end
-  return table.concat(pieces)
+  return (table.concat(pieces):gsub("^\239\187\191", ""))
 end
 
 local most = 64 * 1024 * 1024

@@ -278,10 +278,18 @@ describe("files that come in", function()
   end)
 
   it("may begin with the mark of UTF-8", function()
-    local path = files.temporary("\239\187\191" .. config, ".json")
-    local code, _, err = program.run { "plan", "--model", path }
-    os.remove(path)
-    assert.equal(0, code, err)
+    local mark, story = "\239\187\191", program.models .. "stories260K/hf-f32-3shards"
+    local path = files.folder()
+    os.execute(("cp %s/* %s"):format(story, path))
+    for _, name in ipairs { "config.json", "tokenizer.json", "model.safetensors.index.json" } do
+      files.write(path .. "/" .. name, mark .. files.read(path .. "/" .. name))
+    end
+    files.write(path .. "/prompts.jsonl", mark .. '"Once upon"\n')
+    local words = { "--max-tokens", "4" }
+    local expected = program.json { "run", "--model", story, "--prompt", "Once upon", "--json", unpack(words) }
+    local got = program.json { "run", "--model", path, "-f", path .. "/prompts.jsonl", unpack(words) }
+    files.remove(path)
+    assert.same({ expected.prompt_ids, expected.output_ids }, { got.prompt_ids, got.output_ids })
   end)
 
   it("never reach the terminal as control bytes", function()

@@ -183,6 +183,7 @@ static weft_status open_index(weft_checkpoint *self, const char *path)
     WEFT_TRY(weft_file_map(&file, path));
     weight_map map = {0};
     weft_json_scan scan = {file->data, file->data, file->data + file->bytes};
+    if (file->bytes >= 3 && memcmp(file->data, "\xEF\xBB\xBF", 3) == 0) scan.at += 3; /* the mark of UTF-8 that some editors write */
     weft_status status = file->bytes > MAX_INDEX_BYTES ? weft_fail(WEFT_FORMAT, "%zu bytes are too many for an index", file->bytes) : WEFT_OK;
     if (status == WEFT_OK) status = parse_index(&scan, &map);
     if (status == WEFT_OK) status = open_shards(self, &map);

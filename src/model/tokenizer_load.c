@@ -269,6 +269,7 @@ static weft_status on_one_line(weft_status status)
 weft_status weft_tokenizer_parse(weft_tokenizer **out, const char *name, const char *json, size_t bytes)
 {
     json_error_t error;
+    if (bytes >= 3 && memcmp(json, "\xEF\xBB\xBF", 3) == 0) json += 3, bytes -= 3; /* the mark of UTF-8 that some editors write */
     errno = 0; /* jansson takes a string that it has no memory for for a bad one */
     json_t *root = json_loadb(json, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
     if (root == NULL && errno == ENOMEM) return weft_fail(WEFT_MEMORY, "no memory to read %s", name);
