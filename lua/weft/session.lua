@@ -163,10 +163,24 @@ local function on_all_ranks(everyone, value)
   return list
 end
 
+-- Layers behind those of the config are no failure (some are for training), and no secret. Told once by rank 0.
+local function tell_layers(checkpoint, options, rank, cfg)
+  if rank.rank ~= 0 or options.told_layers or checkpoint.format == "dummy" then return end
+  options.told_layers = true
+  local first = cfg.num_hidden_layers
+  local behind = first
+  while checkpoint:has(("model.layers.%d.input_layernorm.weight"):format(behind)) do behind = behind + 1 end
+  if behind == first then return end
+  local layers = behind == first + 1 and ("layer %d of the checkpoint is"):format(first)
+    or ("layers %d to %d of the checkpoint are"):format(first, behind - 1)
+  io.stderr:write(("weft: %s not used: num_hidden_layers of config.json is %d\n"):format(layers, first))
+end
+
 -- The checkpoint's weights, as this run wants them.
 local function open_weights(options, rank, cfg)
   local checkpoint, message, code = core.checkpoint.open(options.model, { format = options.load_format or "auto" })
   if not checkpoint then errors.raise { message = message, code = code } end
+  tell_layers(checkpoint, options, rank, cfg)
   return Weights.new(checkpoint, {
     param_dtype = cfg.compute_dtype == "float32" and "auto" or cfg.compute_dtype,
     dummy_dtype = cfg.dtype, on_tensor = progress(rank, cfg), quantization = cfg.quantization,

@@ -165,6 +165,18 @@ describe("a wrong model folder (exit 1)", function()
     refused(1, { "run", "--model", path, "--prompt-ids", "5", "-tp", "2" }, "model.layers.4.", "layer 4")
     files.remove(path)
   end)
+  it("has layers that the config leaves out: one line says which", function()
+    local path = files.folder { ["model.safetensors"] = files.read(demo .. "/model.safetensors") }
+    local function tells(layers, said, command, ...)
+      files.write(path .. "/config.json", (config:gsub('"num_hidden_layers": 4', '"num_hidden_layers": ' .. layers)))
+      local code, _, err = program.run { command, "--model", path, "--prompt-ids", "5", "--max-tokens", "1", ... }
+      assert.same({ 0, said and ("weft: %s not used: num_hidden_layers of config.json is %d\n"):format(said, layers) or "" }, { code, err })
+    end
+    tells(4, false, "run")
+    tells(3, "layer 3 of the checkpoint is", "run", "-tp", "2")
+    tells(2, "layers 2 to 3 of the checkpoint are", "verify", "--max-ranks", "2")
+    files.remove(path)
+  end)
   it("runs ids without a tokenizer, and says that text needs one", function()
     local path = files.folder { ["config.json"] = config, ["model.safetensors"] = files.read(demo .. "/model.safetensors") }
     local code, out, err = program.run { "run", "--model", path, "--prompt-ids", "0,402", "--max-tokens", "3", "--json" }

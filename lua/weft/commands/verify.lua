@@ -100,6 +100,7 @@ end
 local function run_plan(options, plan, cases)
   local o = {}
   for k, v in pairs(options) do o[k] = v end
+  options.told_layers = true -- by the first run
   o.policy = plan.sizes
   if plan.number then o.plan_list, o.plan_number = options.plans, plan.number end
   return require("weft.runtime").launch(o, "weft.commands.verify", "trace", cases)
