@@ -76,6 +76,13 @@ local function tell_device(options)
   io.stderr:write(("weft: no GPU is seen with %s: running on the CPU; --device cpu says so in silence\n"):format(visible))
 end
 
+-- A fault that was asked for at a place that the run never comes to would look like one that did no harm.
+local function check_fault(options)
+  if not ("," .. (os.getenv "WEFT_FAULT" or "") .. ","):find(",at=capture,", 1, true) then return end
+  local why = setup.device(options) == "cpu" and "it is on the CPU" or options.eager and "--eager" or options.oversubscribe and "--oversubscribe"
+  if why then usage(("WEFT_FAULT: at=capture strikes where graphs are captured, and this run captures none (%s)"):format(why)) end
+end
+
 local function check_flags(options)
   if not options.model or options.model == "" then usage "--model is missing: a folder with config.json and weights" end
   local load_format = options.load_format or "auto"
@@ -84,6 +91,7 @@ local function check_flags(options)
     usage(("--load-format is one of auto, safetensors, dummy, got '%s'"):format(load_format))
   end
   if options.plan_only then return end
+  check_fault(options)
   if setup.device(options) == "cpu" and options.gpu_memory_utilization then
     usage "--gpu-memory-utilization is a share of a GPU's memory, and this run is on the CPU; --kv-cache-bytes sizes its cache"
   end

@@ -121,6 +121,9 @@ describe("limits", function()
     local words = run("-tp", "2")
     words.env = "WEFT_FAULT=rank=1,at=bogus,kind=raise"
     refused(2, words, "at must be load, step, exchange or capture, got 'bogus'")
+    words = run("--device", "cpu")
+    words.env = "WEFT_FAULT=rank=0,at=capture,kind=raise"
+    refused(2, words, "at=capture strikes where graphs are captured, and this run captures none (it is on the CPU)")
     refused(2, { "plan", "--model", demo, "--plan", "spec" }, "cannot read the plan spec: Is a directory")
     refused(1, { "run", "--model", demo, "-f", "spec" }, "cannot read the prompts spec: Is a directory")
   end)
