@@ -22,10 +22,11 @@ describe("weft repl without a terminal", function()
 
   it("stops at the first error with its rank, and exits with 1", function()
     local code, out, err = repl("print 'before'\n@1 error { message = 'no luck' }\n@0 print 'behind'\n", "-tp", "2")
-    assert.same({ 1, "before\n", "rank 1: no luck\n" }, { code, out, err })
+    assert.same({ 1, "before\n", "weft: rank 1: no luck\n" }, { code, out, err })
     code, out, err = repl "x = = 1"
     assert.same({ 1, "" }, { code, out })
-    assert.matches("^line 1: ", err)
+    assert.matches("^weft: line 1: ", err)
+    assert.equal("weft: two lines\n", select(3, repl "error({ message = 'two\\nlines' })"))
     assert.equal(1, (repl ",nonsense"))
     assert.equal(1, (repl "for i = 1, 3 do"))
     assert.equal(1, (repl("@9 1", "-tp", "2")))
@@ -39,10 +40,10 @@ describe("weft repl without a terminal", function()
     for _, name in ipairs { "weft.nn", "weft.session", "weft" } do
       code, out, err = repl(",reload " .. name)
       assert.same({ 1, "" }, { code, out })
-      assert.matches("^" .. name:gsub("%.", "%%.") .. " is a part of weft that this session runs on: ", err)
+      assert.matches("^weft: " .. name:gsub("%.", "%%.") .. " is a part of weft that this session runs on: ", err)
     end
     code, _, err = repl(",reload " .. folder)
-    assert.same({ 1, ("cannot read %s: Is a directory\n"):format(folder) }, { code, err })
+    assert.same({ 1, ("weft: cannot read %s: Is a directory\n"):format(folder) }, { code, err })
     files.remove(folder)
   end)
 
@@ -66,15 +67,15 @@ describe("weft repl without a terminal", function()
 
   it("says that standard input cannot be read", function()
     local err = io.popen(("%s repl 2>&1 </tmp; echo $?"):format(program.path)):read "*a"
-    assert.equal("cannot read standard input: Is a directory\n1\n", err)
+    assert.equal("weft: cannot read standard input: Is a directory\n1\n", err)
   end)
 
   it("says where input ends too early, what takes no @, what needs a model, and skips a byte order mark", function()
     local function refusal(input) return select(3, repl(input, "-tp", "2")) end
-    assert.equal("line 4: the input ends in the middle of a statement: 'end' expected (to close 'for' at line 3)\n",
+    assert.equal("weft: line 4: the input ends in the middle of a statement: 'end' expected (to close 'for' at line 3)\n",
       refusal "x = 1\n@0 1\nfor i = 1, 3 do\nx = i")
-    assert.matches("^line 4: ", refusal "x = 1\n@0 1\nx = 2\ny = = 3")
-    assert.equal("commands such as ,mem take no @: leave out @1\n", refusal "@1 ,mem")
+    assert.matches("^weft: line 4: ", refusal "x = 1\n@0 1\nx = 2\ny = = 3")
+    assert.equal("weft: commands such as ,mem take no @: leave out @1\n", refusal "@1 ,mem")
     for _, text in ipairs { "model:replan {}", "engine:run()", "generate 'x'" } do
       assert.matches("no model is loaded: start with weft repl %-%-model DIR\n$", refusal(text))
     end

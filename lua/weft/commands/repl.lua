@@ -13,7 +13,10 @@ local json, complain = core.json, prompt.complain
 local repl = {}
 
 -- state, on every rank: rank, env (the session's table), model (session or nil), policy, script_path,
--- captured (see eval.redirect); on rank 0 also record, engine, time, quitting, failure.
+-- captured (see eval.redirect); on rank 0 also record, engine, time, converses (at a prompt), quitting, failure.
+
+-- Rank 0: what went wrong, on one line as from other commands; at a prompt who says it is no question.
+local function refuse(state, message) complain(state.converses and message or "weft: " .. errors.message(message)) end
 
 -- One turn of a rank: what rank 0 sends is done here. Gives on rank 0 what is to be shown.
 local function perform(state, request)
@@ -91,7 +94,7 @@ local function turn(state, request)
   if state.engine then state.engine:recover() end
   if state.quitting then return true end
   local plain = request.leads and own and shown.code ~= "interrupted"
-  complain(plain and (type(own) == "table" and own.message or tostring(own)) or failure_text(state, shown, own))
+  refuse(state, plain and (type(own) == "table" and own.message or tostring(own)) or failure_text(state, shown, own))
   state.failure = shown
   return false
 end
@@ -101,13 +104,13 @@ local function command(state, name, rest)
   local known = require "weft.repl.commands"
   local entry = known[name]
   if not entry then
-    complain(("no command ,%s; ,help lists them"):format(name))
+    refuse(state, ("no command ,%s; ,help lists them"):format(name))
     return false
   end
   if entry.everywhere or entry.leads then return turn(state, { command = name, rest = rest, leads = entry.leads }) end
   local ok, shown, more = pcall(entry.here, state, rest)
   if not ok then
-    complain(type(shown) == "table" and shown.message or tostring(shown))
+    refuse(state, type(shown) == "table" and shown.message or tostring(shown))
     return false
   end
   if shown then state.write(shown) end
@@ -138,19 +141,19 @@ local function act(state, piece)
     ranks, message = which_ranks(piece.ranks)
     local named = piece.text:match "^%s*(,%a*)"
     if ranks == nil then
-      complain(message)
+      refuse(state, message)
       return false
     elseif named then
-      complain(("commands such as %s take no @: leave out @%s"):format(named, piece.ranks))
+      refuse(state, ("commands such as %s take no @: leave out @%s"):format(named, piece.ranks))
       return false
     elseif not piece.text:match "%S" then
-      complain(("@%s wants Lua to evaluate, such as @%s weft.rank()"):format(piece.ranks, piece.ranks))
+      refuse(state, ("@%s wants Lua to evaluate, such as @%s weft.rank()"):format(piece.ranks, piece.ranks))
       return false
     end
   end
   local chunk, syntax = require("weft.repl.read").compile(piece.text, state.env)
   if type(chunk) ~= "function" then
-    complain(syntax)
+    refuse(state, syntax)
     return false
   end
   return turn(state, { text = piece.text, sum = require("weft.repl.eval").checksum(piece.text), ranks = ranks })
@@ -167,7 +170,7 @@ end
 local function run_input(state)
   local input, message = io.stdin:read "*a"
   if not input then
-    complain("cannot read standard input: " .. message)
+    refuse(state, "cannot read standard input: " .. message)
     return 1
   end
   for _, piece in ipairs(require("weft.repl.read").pieces(input, state.env)) do
@@ -221,9 +224,10 @@ function repl.rank_main(options)
     return 0
   end
   state.record = core.step()
+  state.converses = options.interactive or core.isatty(0)
   local code = 1
   if run_script(state, options) then
-    code = (options.interactive or core.isatty(0)) and prompt.converse(state, converse) or run_input(state)
+    code = state.converses and prompt.converse(state, converse) or run_input(state)
   end
   core.evaluate(function()
     state.record:build { kind = "stop" }
