@@ -186,8 +186,7 @@ local function left_out(values, fields, place)
 end
 
 local function from_file(path)
-  local read, text = pcall(errors.read_input, path, "the machine")
-  if not read then fail("%s", text.message) end
+  local text = errors.read_input(path, "the machine")
   local chunk, message = loadstring(text, "@" .. path)
   if not chunk then fail("the machine has a syntax error: %s", message) end
   local ok, result = pcall(setfenv(chunk, setmetatable({}, { __index = _G })))

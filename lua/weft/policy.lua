@@ -77,6 +77,12 @@ local function plain_copy(t, depth)
   return copy
 end
 
+--- Raises what one of these functions raised, as a mistake of the command line unless a file could not be read.
+function policies.refuse(failure)
+  if type(failure) == "table" and failure.code ~= "invalid" then error(failure, 0) end
+  errors.usage(errors.message(failure))
+end
+
 --- The sizes that a plan script writes down, legal or not: the table it gives to weft.policy, or returns; nil
 -- when there is none.
 function policies.sizes_written(path)

@@ -135,6 +135,7 @@ end
 function setup.policy(options, cfg, name)
   local known = { name = name, supports = models.supports }
   local made, policy = pcall(policies.from_options, options)
+  if not made and type(policy) == "table" and policy.code ~= "invalid" then error(policy, 0) end -- a file that cannot be read
   local rule = not made and (errors.message(policy):gsub("^%S+%.lua:%d+: ", ""))
   if made then rule = select(2, policies.validate(policy, cfg, known)) end
   if not rule then return policy end

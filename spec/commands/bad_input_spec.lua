@@ -124,7 +124,6 @@ describe("limits", function()
     words = run("--device", "cpu")
     words.env = "WEFT_FAULT=rank=0,at=capture,kind=raise"
     refused(2, words, "at=capture strikes where graphs are captured, and this run captures none (it is on the CPU)")
-    refused(2, { "plan", "--model", demo, "--plan", "spec" }, "cannot read the plan spec: Is a directory")
     refused(1, { "run", "--model", demo, "-f", "spec" }, "cannot read the prompts spec: Is a directory")
   end)
 end)
@@ -240,6 +239,30 @@ describe("a wrong prompt or script", function()
     table.insert(words, 2, path)
     refused(1, words, "rank 2", "the third rank has had enough")
     os.remove(path)
+  end)
+end)
+
+describe("scripts that come in", function()
+  it("end with 1 where they cannot be read, wherever they are named", function()
+    for path, why in pairs { ["/no/such.lua"] = "No such file or directory", ["spec"] = "Is a directory" } do
+      local model = { "--model", demo, "--prompt-ids", "5" }
+      refused(1, { "run", "--plan", path, unpack(model) }, "cannot read the plan " .. path .. ": " .. why)
+      refused(1, { "plan", "--model", demo, "--plan", path }, "cannot read the plan " .. path .. ": " .. why)
+      refused(1, { "verify", "--plans", path, unpack(model) }, "cannot read the plan " .. path .. ": " .. why)
+      refused(1, { "repl", "--plan", path }, "cannot read the plan " .. path .. ": " .. why)
+      refused(1, { "run", path, unpack(model) }, "cannot read the model script " .. path .. ": " .. why)
+      refused(1, { "repl", path }, "cannot read " .. path .. ": " .. why)
+      refused(1, { "lua", path }, path .. ": " .. why)
+    end
+    refused(1, { "plan", "--model", demo, "--machine", "/no/such.lua" }, "cannot read the machine /no/such.lua: No such file")
+  end)
+
+  it("end with 2 where they are plans that say nothing", function()
+    for text, why in pairs { ["return {"] = "the plan has a syntax error", ["error 'no'"] = "failed: ", ["return 5"] = "must return a weft.policy{...}, got number" } do
+      refused(2, run("--plan", script(text)), why)
+      refused(2, { "verify", "--model", demo, "--prompt-ids", "5", "--plans", script(text) }, why)
+      refused(2, { "repl", "--plan", script(text) }, why)
+    end
   end)
 end)
 

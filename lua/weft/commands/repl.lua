@@ -244,8 +244,9 @@ function repl.run(options)
   if options.model then
     ranks = setup.check(options).num_ranks
   else
-    local ok, policy = pcall(require("weft.policy").from_options, options)
-    if not ok then error({ usage = true, message = type(policy) == "table" and policy.message or tostring(policy) }, 0) end
+    local policies = require "weft.policy"
+    local ok, policy = pcall(policies.from_options, options)
+    if not ok then policies.refuse(policy) end
     ranks = policy.num_ranks
   end
   local results = core.spawn { ranks = ranks, fn = { module = "weft.commands.repl", ["function"] = "rank_main" }, args = { options },

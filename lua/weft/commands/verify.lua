@@ -108,8 +108,10 @@ end
 
 local function plans_of(options, setup)
   if options.plans and options.plans ~= "all" then
-    local plans = {}
-    for i, policy in ipairs(require("weft.policy").load_list(options.plans)) do
+    local plans, policies = {}, require "weft.policy"
+    local ok, list = pcall(policies.load_list, options.plans)
+    if not ok then policies.refuse(list) end
+    for i, policy in ipairs(list) do
       require("weft.setup").check_gpus(options, policy.num_ranks, ("plan %d of %s"):format(i, options.plans))
       plans[i] = { label = tostring(policy), number = i }
     end
