@@ -93,7 +93,7 @@ local commands = {
     usage = "weft run [SCRIPT.lua] --model DIR (--prompt TEXT | --prompt-ids 5,6,7 | -f FILE) [plan] [sampling]",
     about = "Generates text." },
   chat = { groups = { { { "--system", key = "system", kind = "string", meta = "TEXT", help = "the system message" } }, model_flags, plan_flags, chat_sampling },
-    script = true, usage = "weft chat [SCRIPT.lua] --model DIR [plan] [sampling]", about = "Talks with a model; Ctrl-C stops an answer, Ctrl-D leaves." },
+    script = true, usage = "weft chat [SCRIPT.lua] --model DIR [plan] [sampling]", about = "Talks with a model; Ctrl-C stops an answer, Ctrl-D leaves, ,new begins again, ,drop leaves out the oldest turn." },
   logits = { groups = { one_prompt_flags, { out_flag, json_flag }, model_flags, plan_flags }, script = true,
     usage = "weft logits [SCRIPT.lua] --model DIR (--prompt TEXT | --prompt-ids 5,6,7) --out FILE.safetensors [plan]",
     about = "Writes tensor `logits`, float32 [tokens, vocab]." },

@@ -2,7 +2,6 @@
 local json = require("weft.core").json
 local files = require "spec.support.files"
 local program = require "spec.support.program"
-local Terminal = require "spec.support.terminal"
 
 local demo = program.models .. "demo_llama"
 
@@ -128,42 +127,6 @@ describe("weft bench", function()
     local one, all = step_bytes("spec/fixtures/models/minimax_m2_random", 1)
     local many = step_bytes("spec/fixtures/models/minimax_m2_random", 16)
     assert.is_true(one < many and many < all)
-  end)
-end)
-
-describe("weft chat", function()
-  it("answers each line of standard input and leaves at its end", function()
-    local code, out, err = program.run { "chat", "--model", demo, "--max-tokens", "8", input = "Once upon a time\n\nAt the farm\n" }
-    assert.equal(0, code, err)
-    local _, answers = out:gsub("\n", "")
-    assert.equal(2, answers)
-  end)
-
-  it("goes on behind the end of an answer under --ignore-eos", function()
-    local lengths = {}
-    for i, flag in ipairs { "--timeout=60", "--ignore-eos" } do
-      local code, out, err = program.run { "chat", "--model", demo, "--max-tokens", "200", flag, input = "hi\n" }
-      assert.equal(0, code, err)
-      lengths[i] = #out
-    end
-    assert.is_true(lengths[2] > 2 * lengths[1])
-  end)
-
-  it("edits lines at a terminal: Ctrl-C drops one, and stops an answer; Ctrl-D leaves", function()
-    local t = Terminal.open({ program.path, "chat", "--model", demo, "--max-tokens", "100000", "--ignore-eos", "--timeout", "60" }, {})
-    t:expect "leaves%.\n> "
-    t:send "half a line\3"
-    assert.equal("half a line\n> ", t:expect "> ")
-    t:send "Once upon a time\n"
-    t:expect "girl"
-    t:send "\3"
-    t:expect "\n> "
-    t:send "a mark\3" -- on a slow machine the answer may have ended before the Ctrl-C, which then dropped a line
-    t:expect "a mark\n> "
-    t:send "\27[A\3" -- the line from before, in the history
-    assert.matches("Once upon a time\n> ", t:expect "\n> ")
-    t:send "\4"
-    assert.equal(0, t:finish())
   end)
 end)
 
