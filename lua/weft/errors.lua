@@ -22,6 +22,23 @@ local function visible(text)
   return (text:gsub("[%z\1-\31\127]", escape):gsub("\194[\128-\159]", escape))
 end
 
+local own_folder = debug.getinfo(1, "S").source:match "^@(.*/)errors%.lua$" or "/"
+
+-- Whether the place that a message names, perhaps cut at its left ("...weft/setup.lua"), is a file of weft.
+local function is_own(place)
+  local path = own_folder .. (place:match ".*weft/(.*)$" or place)
+  if place:sub(1, 3) == "..." then return path:sub(3 - #place) == place:sub(4) end
+  return path == place
+end
+
+--- A message without the lines of weft's own files that a check blames where nothing else is behind it (the script
+-- itself, the prompt). What fails within those lines keeps them.
+function errors.without_own_lines(text)
+  return (text:gsub("([^%s:]+%.lua):%d+: ()", function(place, at)
+    if is_own(place) and not text:find("^attempt to ", at) then return "" end
+  end))
+end
+
 --- One line of whatever was raised.
 function errors.message(err)
   local text = err
@@ -32,7 +49,7 @@ function errors.message(err)
   elseif text == nil then
     text = "an error without a message"
   end
-  return visible((tostring(text):gsub("%s*\n%s*", " "):gsub("\t", " ")))
+  return visible((errors.without_own_lines(tostring(text)):gsub("%s*\n%s*", " "):gsub("\t", " ")))
 end
 
 local most_text, piece = 256 * 1024 * 1024, 1024 * 1024

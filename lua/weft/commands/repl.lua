@@ -16,7 +16,7 @@ local repl = {}
 -- captured (see eval.redirect); on rank 0 also record, engine, time, converses (at a prompt), quitting, failure.
 
 -- Rank 0: what went wrong, on one line as from other commands; at a prompt who says it is no question.
-local function refuse(state, message) complain(state.converses and message or "weft: " .. errors.message(message)) end
+local function refuse(state, message) complain(state.converses and errors.without_own_lines(message) or "weft: " .. errors.message(message)) end
 
 -- One turn of a rank: what rank 0 sends is done here. Gives on rank 0 what is to be shown.
 local function perform(state, request)
