@@ -59,6 +59,16 @@ function policies.from_config(config)
   }
 end
 
+--- fn(...) where print and io.write do nothing: a script that runs again, or will, has its output shown once.
+function policies.in_silence(fn, ...)
+  local shown, write = print, io.write
+  print, io.write = function() end, function() return io.stdout end
+  local results = { pcall(fn, ...) }
+  print, io.write = shown, write
+  if not results[1] then error(results[2], 0) end
+  return unpack(results, 2, table.maxn(results))
+end
+
 -- Runs a plan script: what it returns, raising one line when it cannot be run.
 local function run_script(path)
   local text = errors.read_input(path, "the plan")
@@ -92,7 +102,7 @@ function policies.sizes_written(path)
     written = written or sizes
     return make(sizes)
   end
-  local ok, result = pcall(run_script, path)
+  local ok, result = pcall(policies.in_silence, run_script, path)
   weft.policy = make
   if not written and ok and not is_policy(result) then written = result end
   return type(written) == "table" and plain_copy(written, 4) or nil
@@ -127,7 +137,7 @@ end
 --- The policy of parsed flags (weft.flags): `policy` (a table of sizes, from a program), the
 -- `plan_number`th of a `plan_list` (a script), `plan` (a script) or the plan flags.
 function policies.from_options(options)
-  if options.plan_list then return policies.load_list(options.plan_list)[options.plan_number] end
+  if options.plan_list then return policies.in_silence(policies.load_list, options.plan_list)[options.plan_number] end
   if options.policy then return is_policy(options.policy) and options.policy or core.policy(options.policy) end
   if not options.plan then return policies.from_config(policies.parallel_config(options)) end
   local flag = policies.says_twice(options)
@@ -208,7 +218,8 @@ end
 function policies.of_ranks(options, num_layers)
   local ranks = core.rank().world_size
   local policy = require("weft.agree").on("policy", function()
-    local policy = policies.from_options(options)
+    local again = core.rank().rank == 0 and policies.in_silence or function(fn, ...) return fn(...) end -- it was looked at before
+    local policy = again(policies.from_options, options)
     return policy, policies.text(policy, num_layers)
   end)
   if policy.num_ranks ~= ranks then

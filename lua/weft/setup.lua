@@ -119,11 +119,7 @@ end
 -- The name of the model, whose script is run in silence: it runs again on each rank, and what it prints is
 -- rank 0's to say.
 local function name_of_model(options, cfg)
-  local shown = print
-  print = function() end
-  local ran, model, name = pcall(setup.load_model, options, cfg)
-  print = shown
-  if not ran then error(model, 0) end
+  local _, name = policies.in_silence(setup.load_model, options, cfg)
   if models.supports(name, "experts") and not cfg.num_experts then
     errors.raise { code = "format", message = ("%s: num_local_experts (or num_experts) is missing, and %s has experts")
       :format(options.model:match "%.json$" and options.model or options.model .. "/config.json", name) }

@@ -2,6 +2,7 @@
 local core = require "weft.core"
 local policies = require "weft.policy"
 local files = require "spec.support.files"
+local program = require "spec.support.program"
 
 local function refuses(text, fn, ...)
   local args, n = { ... }, select("#", ...)
@@ -54,6 +55,21 @@ describe("a policy from a plan script", function()
     refuses("must return a weft.policy{...}, got nothing", policies.from_options, { plan = script "local x = 1" })
     refuses("failed: ", policies.from_options, { plan = script "error 'no'" })
     refuses("8 % 3 != 0", policies.from_options, { plan = script "return require('weft').policy { tensor = 8, attention = { tensor = 3 } }" })
+  end)
+
+  it("is heard once, however many ranks run it, legal or not", function()
+    local path = script "print 'the plan'\nio.write 'speaks\\n'\nreturn { tensor = 2 }"
+    local model = { "--model", "spec/fixtures/models/demo_llama", "--prompt-ids", "5", "--max-tokens", "1" }
+    local function heard(...)
+      local _, out = program.run { ... }
+      return select(2, out:gsub("the plan\nspeaks\n", ""))
+    end
+    assert.equal(1, heard("run", "--plan", path, unpack(model)))
+    assert.equal(1, heard("verify", "--plans", path, unpack(model)))
+    assert.equal(1, heard("repl", "--plan", path))
+    assert.equal(1, heard("plan", "--model", model[2], "--plan", path))
+    path = script "print 'the plan'\nio.write 'speaks\\n'\nreturn { tensor = 3 }"
+    assert.equal(1, heard("run", "--plan", path, unpack(model)))
   end)
 
   it("may be one of a list, for verify", function()
