@@ -1,19 +1,8 @@
 # shellcheck shell=bash
-# What the gpu-* scripts do first, sourced by them with their arguments: goes to the repository (paths are from there),
-# shows the comment at the script's head on -h and --help, and finds the GPUs that may be used: visible.
-me=${0##*/}
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
-
-complain() {
-  echo "$me: $*" >&2
-  exit 2
-}
-
-case " $* " in *" -h "* | *" --help "*)
-  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "scripts/$me"
-  exit 0
-  ;;
-esac
+# What the gpu-* scripts do first, sourced by them with their arguments: what scripts/common.sh does, and finds the GPUs
+# that may be used: visible.
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 [[ ${1:-} != -* ]] || complain "no option $1; scripts/$me --help says what it takes"
 
 command -v nvidia-smi >/dev/null || complain "no GPU here: no nvidia-smi"
