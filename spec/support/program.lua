@@ -1,4 +1,5 @@
 --- spec/support/program.lua: runs the program as a user does.
+local assert = require "luassert"
 local json = require("weft.core").json
 
 local program = {}
@@ -30,6 +31,19 @@ function program.run(words)
   os.remove(input)
   local code = type(status) == "number" and (status > 255 and math.floor(status / 256) or status) or (status and 0 or 1)
   return code, slurp(out), slurp(err)
+end
+
+--- Runs, expects the exit code, no output, exactly one line on standard error, and every text in it.
+function program.refused(code, words, ...)
+  local got, out, err = program.run(words)
+  assert.equal(code, got, err)
+  assert.equal("", out)
+  local _, lines = err:gsub("\n", "")
+  assert.equal(1, lines, err)
+  assert.equal("weft: ", err:sub(1, 6))
+  for _, text in ipairs { ... } do
+    assert.is_truthy(err:find(text, 1, true), ("'%s' is not in: %s"):format(text, err))
+  end
 end
 
 --- Runs and decodes the last line of standard output.
