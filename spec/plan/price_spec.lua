@@ -190,7 +190,10 @@ describe("the file of measured times", function()
     local here, others, why = measured.find(key, folder)
     assert.same({ nil, {}, folder .. ": Is a directory" }, { here, others, why })
     local code, out, err = program.run { "plan", "--model", "spec/fixtures/models/demo_llama", env = "WEFT_BENCH_FILE=" .. folder }
+    local timed, _, told = program.run { "bench", "--model", "spec/fixtures/models/demo_llama", "--context", "8", "--steps", "1",
+      env = "WEFT_BENCH_FILE=" .. folder }
     files.remove(folder)
+    assert.same({ 0, ("weft: the figures were not written down: %s: Is a directory (WEFT_BENCH_FILE names the file)\n"):format(folder) }, { timed, told })
     assert.equal(0, code)
     assert.matches("not measured", out, 1, true)
     assert.equal(("weft: the measured times are left out: cannot read %s: Is a directory (WEFT_BENCH_FILE names the file)\n"):format(folder), err)

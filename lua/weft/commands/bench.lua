@@ -135,7 +135,11 @@ local function remember(engine, options, decode)
     machine = options.machine or measured.machine(session.device), batch = decode.batch, context = decode.context,
     ms = decode.ms, time = os.time(),
   }
-  if not ok then engine.log("the figures were not written down: %s", why) end
+  if not ok and (os.getenv "WEFT_BENCH_FILE" or "") ~= "" then -- a file that was asked for
+    io.stderr:write(("weft: the figures were not written down: %s (WEFT_BENCH_FILE names the file)\n"):format(why))
+  elseif not ok then
+    engine.log("the figures were not written down: %s", why)
+  end
 end
 
 -- Refuses what would be measured otherwise than it was asked for. cache = { num_blocks, block_tokens }: a plan's, or
