@@ -64,28 +64,50 @@ __device__ static float gumbel(uint64_t seed, int32_t position, int32_t id)
 /* No noise is larger (kernels/cpu/sample.c). */
 __device__ const float gumbel_limit = 22.8740f;
 
+/* use(x, i) for the logits [begin, end) that are a thread's, i rising; many are on their way at once, 16 bytes each where they are aligned. begin: a
+ * multiple of 4. */
+template <class Use> __device__ __forceinline__ void each_logit(const float *logits, int begin, int end, Use use)
+{
+    enum { AT_ONCE = 4 };
+    const int whole = (uintptr_t)logits % 16 == 0 ? begin + (end - begin) / 4 * 4 : begin;
+    for (int64_t at = begin + 4 * (int)threadIdx.x; at < whole; at += AT_ONCE * 4 * SAMPLE_THREADS) {
+        float4 four[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int64_t i = at + j * 4 * SAMPLE_THREADS;
+            if (i < whole) four[j] = *(const float4 *)(logits + i);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int64_t from = at + j * 4 * SAMPLE_THREADS;
+            if (from >= whole) continue;
+            const int i = (int)from;
+            use(four[j].x, i), use(four[j].y, i + 1), use(four[j].z, i + 2), use(four[j].w, i + 3);
+        }
+    }
+    for (int64_t i = whole + (int)threadIdx.x; i < end; i += SAMPLE_THREADS) use(logits[i], (int)i);
+}
+
 __device__ static Best part_best(const weft_sample_args &a, int64_t row, int begin, int end)
 {
     const float *logits = a.logits + row * a.logits_stride;
     const float temperature = a.temperature[row];
     Best best = {minus_inf(), -1};
-#pragma unroll 8
-    for (int i = begin + threadIdx.x; i < end; i += SAMPLE_THREADS) {
-        const float x = logits[i];
+    each_logit(logits, begin, end, [&](float x, int i) {
         if (x > best.value) best = {x, i};
-    }
+    });
     best = block_best(best);
     if (best.id < 0 || !(temperature > 0.0f)) return best;
     const uint64_t seed = a.seed[row];
     const int32_t position = a.position[row], first = (int32_t)a.first;
     const float bound = best.value / temperature + gumbel(seed, position, first + best.id);
     best = {minus_inf(), -1};
-    for (int i = begin + threadIdx.x; i < end; i += SAMPLE_THREADS) {
-        const float scaled = logits[i] / temperature;
-        if (!(scaled + gumbel_limit >= bound) || scaled == minus_inf()) continue;
+    each_logit(logits, begin, end, [&](float x, int i) {
+        const float scaled = x / temperature;
+        if (!(scaled + gumbel_limit >= bound) || scaled == minus_inf()) return;
         const float score = scaled + gumbel(seed, position, first + i);
         if (score > best.value) best = {score, i};
-    }
+    });
     return block_best(best);
 }
 
@@ -100,8 +122,8 @@ __global__ void __launch_bounds__(SAMPLE_THREADS) sample(const weft_sample_args 
     dependency_wait();
     __shared__ bool last;
     const int64_t row = blockIdx.y;
-    const int count = (int)a.count, per = (count + gridDim.x - 1) / (int)gridDim.x;
-    const int begin = min(count, (int)blockIdx.x * per), end = min(count, begin + per);
+    const int64_t per = (a.count + 4 * gridDim.x - 1) / (4 * gridDim.x) * 4;
+    const int begin = (int)min(a.count, blockIdx.x * per), end = (int)min(a.count, begin + per);
     Best best = part_best(a, row, begin, end);
     if (gridDim.x == 1) {
         if (threadIdx.x == 0) put(a, row, best);

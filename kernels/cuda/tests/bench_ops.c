@@ -235,13 +235,18 @@ void bench_small(void)
         bench_line(name, bench_us(call_rope, &r, 20), 2 * (double)t * 40 * 128 * 2, 0);
         bench_free_all();
     }
-    float temperature[8] = {0, 1, 1, 1, 1, 1, 1, 1};
-    for (int i = 0; i < 2; i++) {
-        weft_sample_args s = {.rows = i ? 8 : 1, .count = 128256, .logits_stride = 128256, .cuda = bench_context()};
-        s.logits = bench_random(8 * 128256, WEFT_F32, 1), s.temperature = bench_upload(temperature, 32);
-        s.seed = bench_random(16, WEFT_F32, 1), s.position = bench_random(8, WEFT_F32, 1);
-        s.value = bench_random(8, WEFT_F32, 1), s.id = bench_random(8, WEFT_F32, 1);
-        bench_line(i ? "sample, 8 rows of 128256, one greedy" : "sample, 1 row of 128256, greedy", bench_us(call_sample, &s, 20), 0, 0);
+    static const int64_t sampled[][2] = {{1, 1}, {8, 1}, {32, 32}}; /* rows, those that are greedy */
+    for (int i = 0; i < 3; i++) {
+        const int64_t rows = sampled[i][0], greedy = sampled[i][1];
+        float temperature[32];
+        for (int64_t r = 0; r < rows; r++) temperature[r] = r < greedy ? 0.0f : 1.0f;
+        weft_sample_args s = {.rows = rows, .count = 128256, .logits_stride = 128256, .cuda = bench_context()};
+        s.logits = bench_random(rows * 128256, WEFT_F32, 1), s.temperature = bench_upload(temperature, (size_t)rows * 4);
+        s.seed = bench_random(2 * rows, WEFT_F32, 1), s.position = bench_random(rows, WEFT_F32, 1);
+        s.value = bench_random(rows, WEFT_F32, 1), s.id = bench_random(rows, WEFT_F32, 1);
+        char line[64];
+        snprintf(line, sizeof line, "sample, %lld rows of 128256, %lld greedy", (long long)rows, (long long)greedy);
+        bench_line(line, bench_us(call_sample, &s, 20), 0, 0);
         bench_free_all();
     }
 }

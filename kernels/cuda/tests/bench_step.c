@@ -9,7 +9,8 @@
 #include "kernels/cuda/tests/bench.h"
 #include "kernels/weft_fused.h"
 
-enum { LAYERS = 32, HIDDEN = 4096, HEADS = 32, KV = 8, DIM = 128, INNER = 14336, VOCAB = 128256, QKV = (HEADS + 2 * KV) * DIM, PAGE = 16 };
+enum { LAYERS = 32, HIDDEN = 4096, HEADS = 32, KV = 8, DIM = 128, INNER = 14336, VOCAB = 128256, QKV = (HEADS + 2 * KV) * DIM, PAGE = 16,
+       BLOCKS = 2 * INNER / 128 * (INNER / 128), SCALES = 257 /* sets of them */ };
 
 enum recorder { LAUNCHES, AS_RUNTIME, TOGETHER }; /* no recorder; as the runtime captures; whatever the recorder can take */
 
@@ -39,8 +40,10 @@ static weft_status flush(const struct step *s) { return s->fused != NULL ? weft_
 static weft_status linear(const struct step *s, const void *x, const void *w, void *y, int64_t tokens, int64_t n, int64_t k, weft_dtype w_dtype,
                           weft_dtype y_dtype, void *stream)
 {
+    /* Every product has scales of its own: as many as w has blocks, at a place that follows from where w is. */
+    const int64_t place = w_dtype == WEFT_F8E4M3 ? (int64_t)((uintptr_t)w >> 21) % SCALES : 0;
     weft_linear_args a = {.x = x, .w = w, .y = y, .tokens = tokens, .n = n, .k = k, .x_stride = k, .w_stride = k, .y_stride = n,
-                          .scale = s->scale, .scale_row = s->scale_row, .scale_stride = INNER / 128, .x_dtype = WEFT_BF16,
+                          .scale = s->scale + place * BLOCKS, .scale_row = s->scale_row, .scale_stride = INNER / 128, .x_dtype = WEFT_BF16,
                           .w_dtype = w_dtype, .y_dtype = y_dtype, .cuda = bench_context()};
     return RUN(s, linear, &a);
 }
@@ -165,7 +168,7 @@ static void step(int64_t requests, int64_t queries, int64_t length, weft_dtype w
     }
     s.head = bench_random((int64_t)VOCAB * HIDDEN, WEFT_BF16, 0.02f), s.embedding = bench_random((int64_t)VOCAB * HIDDEN, WEFT_BF16, 1);
     s.gain = bench_random(HIDDEN, WEFT_BF16, 1);
-    s.scale = bench_random((int64_t)(2 * INNER / 128) * (INNER / 128), WEFT_F32, 0.04f);
+    s.scale = bench_random((int64_t)SCALES * BLOCKS, WEFT_F32, 0.04f);
     int32_t *rows = malloc(2 * INNER * 4);
     for (int i = 0; i < 2 * INNER; i++) rows[i] = i / 128;
     s.scale_row = bench_upload(rows, 2 * INNER * 4);
