@@ -83,14 +83,15 @@ __device__ __forceinline__ uint32_t turned(uint32_t x)
     return x;
 }
 
-/* 16 bytes that are read once, past the L1, or zeros. Only for what no kernel of the stream writes. */
+/* 16 bytes that are read once, past the L1 and first to leave the L2, or zeros. Only for what no kernel of the stream writes. */
 __device__ __forceinline__ uint4 stream_in(const void *p, bool in)
 {
     uint4 v;
+    const uint64_t policy = streamed();
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
-                 "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+                 "@p ld.global.nc.L1::no_allocate.L2::cache_hint.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4], %6; }"
                  : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-                 : "l"(p), "r"((int)in));
+                 : "l"(p), "r"((int)in), "l"(policy));
     return v;
 }
 
