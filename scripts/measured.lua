@@ -9,10 +9,10 @@ local llama = { name = "Llama-3.1-8B", config = "meta-llama--Meta-Llama-3.1-8B" 
 return {
   machine = "h200",
   steps = {
-    { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 1, context = 1024, ms = "3.73", by = "weft bench" },
-    { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 8, context = 1024, ms = "4.44", by = "gpu-bench-kernels" },
-    { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 32, context = 1024, ms = "5.39", by = "weft bench" },
-    { model = llama, dtype = "fp8", flags = "-tp 1", batch = 1, context = 1024, ms = "2.35", by = "weft bench" },
+    { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 1, context = 1024, ms = "3.74", by = "weft bench" },
+    { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 8, context = 1024, ms = "4.27", by = "gpu-bench-kernels" },
+    { model = llama, dtype = "bfloat16", flags = "-tp 1", batch = 32, context = 1024, ms = "5.12", by = "weft bench" },
+    { model = llama, dtype = "fp8", flags = "-tp 1", batch = 1, context = 1024, ms = "2.29", by = "weft bench" },
     { model = llama, dtype = "bfloat16", flags = "-tp 2", batch = 1, context = 1024, ms = "2.22", by = "weft bench" },
     { model = minimax, dtype = "fp8", flags = "-tp 2", batch = 1, context = 1024, ms = "3.95", by = "weft bench" },
   },
