@@ -18,6 +18,10 @@ enum {
     EX_THREADS = EX_GROUPS * 128,
     EX_PLACES = 12, /* of a ring, at most */
     EX_LEAST = 4,
+    /* Of up to EX_MEET tokens a block of `up` lets `down` come when it has so many pieces left to ask for: sooner, the weights of `down` would hold up its own;
+     * where they do not meet, the sooner the better. */
+    EX_MEET = 2,
+    EX_LEFT = 8,
     EX_WIDE = 2 * FP8_SEGMENTS,             /* segments in a piece of `down` */
     EX_ACT_BYTES = 2 * FP8_INPUT_BYTES      /* of a pair in such a piece: 16 rows of 128 bytes */
 };
@@ -82,7 +86,8 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 64, TOKENS 
     int hint[2]; /* of the warp that brings scales, whatever is chosen */
     if (threadIdx.x >= EX_THREADS + 32) up_hints(a, blockIdx.x, tiles, hint);
     if (threadIdx.x == EX_THREADS) map_prefetch(&map);
-    dependency_wait();
+    dependency_wait_only();
+    if (TOKENS > EX_MEET) dependency_release();
     if (!alone) choose_experts(a, s.chosen);
     if (threadIdx.x >= EX_THREADS + 32) {
         if (alone) barrier_wait(known, 0);
@@ -98,12 +103,15 @@ template <int TOKENS> __global__ void __launch_bounds__(EX_THREADS + 64, TOKENS 
         if (threadIdx.x != EX_THREADS) return;
         const int items = s.chosen.count * tiles;
         const uint64_t policy = streamed();
+        int left = items > (int)blockIdx.x ? ((items - 1 - (int)blockIdx.x) / (int)gridDim.x + 1) * pieces : 0;
+        if (TOKENS <= EX_MEET && left <= EX_LEFT) dependency_release();
         for (int item = blockIdx.x; item < items; item += gridDim.x) {
             const int block = s.chosen.expert[item / tiles] * 2, low = item % tiles * 8;
             for (int piece = 0; piece < pieces; piece++) {
                 uint32_t to, barrier;
                 ring.claim(to, barrier, FP8_PIECE_BYTES);
                 fp8_copy_two(to, &map, low, piece * FP8_SEGMENTS, block, barrier, policy);
+                if (--left == EX_LEFT && TOKENS <= EX_MEET) dependency_release();
             }
         }
         return;
