@@ -39,17 +39,23 @@ function errors.without_own_lines(text)
   end))
 end
 
+-- tostring() of what a script raised, whose own __tostring may fail.
+local function said(value)
+  local ok, text = pcall(tostring, value)
+  return ok and type(text) == "string" and text or "an error that cannot say what it is: its __tostring fails"
+end
+
 --- One line of whatever was raised.
 function errors.message(err)
   local text = err
   if type(err) == "table" then text = err.message end
   if type(err) == "table" and text == nil then
     local mt = getmetatable(err)
-    text = type(mt) == "table" and mt.__tostring and tostring(err) or "the error raised was a table without a message"
+    text = type(mt) == "table" and mt.__tostring and said(err) or "the error raised was a table without a message"
   elseif text == nil then
     text = "an error without a message"
   end
-  return visible((errors.without_own_lines(tostring(text)):gsub("%s*\n%s*", " "):gsub("\t", " ")))
+  return visible((errors.without_own_lines(said(text)):gsub("%s*\n%s*", " "):gsub("\t", " ")))
 end
 
 local most_text, piece = 256 * 1024 * 1024, 1024 * 1024

@@ -69,6 +69,18 @@ describe("weft chat with a context of 48 tokens", function()
     assert.equal(0, t:finish())
   end)
 
+  it("takes no other line that begins with such a word, and leaves with ,quit", function()
+    local t = Terminal.open({ program.path, "chat", "--model", folder, "--max-tokens", "2", "--ignore-eos" }, {})
+    t:expect "leaves%.\n> "
+    assert.matches("weft: no command ,hlep; ,help lists them\n", t:line(",hlep", "them\n> "))
+    assert.matches("weft: ,drop takes nothing behind it, got 'two'\n", t:line(",drop two", "two'\n> "))
+    assert.matches("weft: ,new begins again, ,drop leaves out the oldest turn, ,quit leaves; [^\n]*\n", t:line(",help", "front\n> "))
+    t:send ",quit\n"
+    assert.equal(0, t:finish())
+    local code, out, err = program.run { "chat", "--model", folder, input = ",hlep\n" }
+    assert.same({ 1, "", "weft: no command ,hlep; ,help lists them\n" }, { code, out, err })
+  end)
+
   it("says where an answer ends because the context does, and ends behind a pipe", function()
     local code, _, err = program.run { "chat", "--model", folder, "--ignore-eos", input = "Once\nmore\n" }
     assert.equal(1, code)

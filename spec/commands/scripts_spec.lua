@@ -32,6 +32,14 @@ describe("scripts that install and build", function()
     end
   end)
 
+  it("that test say with --help what they do, and do nothing then", function()
+    for _, name in ipairs { "test", "specs", "sanitize", "cuda-compile" } do
+      local code, out, err = run("scripts/" .. name .. " --help")
+      assert.same({ 0, "" }, { code, err })
+      assert.matches("^scripts/" .. name:gsub("%-", "%%-") .. "[ :]", out)
+    end
+  end)
+
   it("say on standard error what takes its time", function()
     local code, out, err = run "scripts/setup"
     assert.same({ 0, "noise\n" }, { code, out })

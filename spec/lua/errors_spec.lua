@@ -16,6 +16,14 @@ describe("a message", function()
     end
   end)
 
+  it("is said even of what cannot say what it is", function()
+    local mute = setmetatable({}, { __tostring = function() error() end })
+    assert.equal("an error that cannot say what it is: its __tostring fails", errors.message(mute))
+    local code, out = program.run { "repl", "-i", "-tp", "2", input = "error(setmetatable({}, { __tostring = function() error() end }))\nprint(3)\n" }
+    assert.equal(0, code)
+    assert.matches("> 3\n", out)
+  end)
+
   it("is so from a model script, from weft lua and at the prompt", function()
     local path = files.script 'local weft = require "weft"\nreturn weft.model(5)'
     for _, words in ipairs { { "run", path, "--model", program.models .. "demo_llama", "--prompt-ids", "5" }, { "lua", path }, { "repl", path },

@@ -250,4 +250,13 @@ print(tostring(policy))
     assert.matches("attention={tensor=1,context=2", out)
     assert.matches("\ntensor=2 block_size=16\n$", out)
   end)
+
+  it("ends at a Ctrl-C that comes while ranks wait for input, all of them", function()
+    -- The signal comes while rank 0 reads: the end of input is then not a turn that it interrupts.
+    for _, flags in ipairs { "", "-i" } do
+      local command = ("(sleep 3) | timeout --preserve-status -s INT 1.5 env WEFT_BENCH_FILE=/dev/null %s repl -tp 2 %s >/dev/null 2>&1"):format(program.path, flags)
+      local status = os.execute(("timeout 100 bash -c '%s'"):format(command))
+      assert.is_true(status == 130 * 256 or flags == "-i" and status == 0, tostring(status))
+    end
+  end)
 end)

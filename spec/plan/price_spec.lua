@@ -185,6 +185,25 @@ describe("the file of measured times", function()
     assert.is_string(why)
   end)
 
+  it("is a regular file: what never ends or answers is not read", function()
+    local folder = files.folder()
+    os.execute(("mkfifo %s/pipe"):format(folder))
+    for _, path in ipairs { folder .. "/pipe", "/dev/zero" } do
+      local here, others, why = measured.find(key, path)
+      assert.same({ nil, {}, path .. ": not a regular file" }, { here, others, why })
+      assert.same({ nil, path .. ": not a regular file" }, { measured.append(entry(1), path) })
+    end
+    assert.is_true(measured.append(entry(1), "/dev/null"))
+    files.remove(folder)
+  end)
+
+  it("goes on behind a line that was left half-written", function()
+    local path = files.temporary '{"batch":1,"context":128'
+    assert(measured.append(entry(5), path))
+    assert.equal(5, measured.find(key, path).ms)
+    os.remove(path)
+  end)
+
   it("is told of on one line where it is there and cannot be read, and the plan is shown all the same", function()
     local folder = files.folder()
     local here, others, why = measured.find(key, folder)

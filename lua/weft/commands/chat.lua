@@ -83,7 +83,22 @@ function Talk:drop()
   if self.pending then self:ask(self.pending) end
 end
 
-local words = { [",new"] = Talk.new_conversation, [",drop"] = Talk.drop }
+local words = { [",new"] = Talk.new_conversation, [",drop"] = Talk.drop, [",quit"] = function() return "quit" end,
+  [",help"] = function() complain(",new begins again, ,drop leaves out the oldest turn, ,quit leaves; a line that is to begin with such a word has a space in front") end }
+
+-- A line that begins with a word of its own: true when it was one, whatever became of it, and what it gave.
+local function command(talk, line)
+  local name, rest = line:match "^(,%a+)%s*(.-)%s*$"
+  if not name then return false end
+  if not words[name] then
+    complain(("no command %s; ,help lists them"):format(name))
+    return true, false
+  elseif rest ~= "" then
+    complain(("%s takes nothing behind it, got '%s'"):format(name, rest))
+    return true, false
+  end
+  return true, words[name](talk)
+end
 
 --- The job on rank 0.
 function chat.job(engine, options)
@@ -99,15 +114,17 @@ function chat.job(engine, options)
   local input, ended = require("weft.line_input").open { plain = not interactive }, nil
   while not ended do
     local line, why = input:read "> "
-    core.interrupted() -- Ctrl-C at the prompt drops the line and is no answer's
+    if core.interrupted() and not interactive then errors.raise { code = "interrupted", message = "interrupted" } end -- at a prompt it drops the line and is no answer's
     ended = why == "eof"
     if line and line:match "%S" then
       input:add(line)
-      local word = words[line:match "^%s*(.-)%s*$"]
-      local ok, going = pcall(word or talk.ask, talk, line)
+      local ok, own, going = pcall(command, talk, line)
+      if ok and not own then ok, going = pcall(talk.ask, talk, line) end
       if not ok then
         input:close()
-        error(going, 0)
+        error(going or own, 0)
+      elseif going == "quit" then
+        ended = true
       elseif going == false and not interactive then
         return 1
       end

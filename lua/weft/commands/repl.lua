@@ -173,6 +173,10 @@ local function run_input(state)
     refuse(state, "cannot read standard input: " .. message)
     return 1
   end
+  if core.interrupted() then -- while it was read
+    refuse(state, "interrupted")
+    return 130
+  end
   for _, piece in ipairs(require("weft.repl.read").pieces(input, state.env)) do
     if not act(state, piece) then return state.failure and state.failure.code == "interrupted" and 130 or 1 end
     if state.quitting then return state.quitting end
@@ -229,10 +233,18 @@ function repl.rank_main(options)
   if run_script(state, options) then
     code = state.converses and prompt.converse(state, converse) or run_input(state)
   end
-  core.evaluate(function()
-    state.record:build { kind = "stop" }
-    state.record:publish()
-  end)
+  local told, failure, left
+  repeat -- a Ctrl-C since the last turn, or now, is not for this one: the others would wait for the stop for ever
+    told, failure = core.evaluate(function()
+      state.record:build { kind = "stop" }
+      state.record:publish()
+    end)
+    left = left or not told and failure.code == "interrupted"
+  until told or failure.code ~= "interrupted"
+  if left and code == 0 and not state.converses then
+    refuse(state, "interrupted")
+    code = 130
+  end
   if state.model then state.model:close() end
   core.groups.close()
   return code

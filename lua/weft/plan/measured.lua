@@ -3,11 +3,22 @@
 -- One JSON object a line in $WEFT_BENCH_FILE, or weft/bench.jsonl under $XDG_STATE_HOME (~/.local/state; state_file.lua).
 -- The file is a convenience: what cannot be written is told, and so is a file that cannot be read; lines of it that say nothing are left out.
 local core = require "weft.core"
+local errors = require "weft.errors"
 local state_file = require "weft.state_file"
 
 local measured = {}
 
-local ENOENT, ENOTDIR = 2, 20
+local most = 64 * 1024 * 1024
+
+-- The file's text, "" where there is none; nil and why for what cannot be read or is no regular file (a pipe or a device could stop the program).
+local function read(path)
+  if path == "/dev/null" then return "" end -- for nobody to keep
+  local ok, text = pcall(core.read_file, path, most)
+  if ok then return text end
+  local why = errors.message(text)
+  if why:find("No such file or directory", 1, true) or why:find("Not a directory", 1, true) then return "" end
+  return nil, why
+end
 
 --- Where the file is; nil when there is no place for it.
 function measured.path() return state_file.path("WEFT_BENCH_FILE", "bench.jsonl") end
@@ -59,16 +70,13 @@ end
 function measured.find(key, path)
   path = path or measured.path()
   if not path then return nil, {} end
-  local file, why, code = io.open(path, "rb")
-  if not file then return nil, {}, code ~= ENOENT and code ~= ENOTDIR and why or nil end
-  local newest, others, line = {}, {}, nil
-  repeat
-    line, why = file:read "*l"
-    local ok, entry = pcall(core.json.decode, line or "")
+  local text, why = read(path)
+  if not text then return nil, {}, why end
+  local newest, others = {}, {}
+  for line in text:gmatch "[^\n]+" do
+    local ok, entry = pcall(core.json.decode, line)
     if ok and type(entry) == "table" and same(entry, key) then newest[entry.machine] = entry end
-  until not line
-  file:close()
-  if why then return nil, {}, ("%s: %s"):format(path, why) end
+  end
   for machine, entry in pairs(newest) do
     if machine ~= key.machine then others[#others + 1] = entry end
   end
@@ -80,13 +88,15 @@ end
 function measured.append(entry, path)
   path = path or measured.path()
   if not path then return nil, "there is no HOME, and WEFT_BENCH_FILE names no file" end
+  local before, unreadable = read(path)
+  if not before then return nil, unreadable end
   local file, message = io.open(path, "ab")
   if not file then
     state_file.make_folder(path)
     file, message = io.open(path, "ab")
   end
   if not file then return nil, message end
-  local written, why = file:write(core.json.encode(entry), "\n")
+  local written, why = file:write(before:match "[^\n]$" and "\n" or "", core.json.encode(entry), "\n") -- behind a line that was left half-written
   local closed, closed_why = file:close()
   if not written or not closed then return nil, why or closed_why end
   return true
