@@ -32,6 +32,13 @@ describe("scripts that install and build", function()
     end
   end)
 
+  it("build into a new folder or that of an earlier build, and nowhere else", function()
+    for words, said in pairs { scripts = "a new folder or that of an earlier build, got 'scripts'", ["README.md"] = "a new folder or that of an earlier build, got 'README.md'",
+      ["there more"] = "CMake options follow the folder, got 'more'; scripts/build --help says what it takes" } do
+      assert.same({ 2, "", "build: " .. said .. "\n" }, { run("scripts/build " .. words) })
+    end
+  end)
+
   it("that test say with --help what they do, and do nothing then", function()
     for _, name in ipairs { "test", "specs", "sanitize", "cuda-compile" } do
       local code, out, err = run("scripts/" .. name .. " --help")

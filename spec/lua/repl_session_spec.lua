@@ -164,6 +164,16 @@ describe("weft repl at a terminal", function()
     assert.equal(0, t:finish())
   end)
 
+  it("keeps no history where that is no file to keep", function()
+    local pipe = scratch .. ".pipe"
+    os.execute("mkfifo " .. pipe)
+    terminal = Terminal.open({ program.path, "repl" }, { WEFT_HISTORY = pipe })
+    assert.matches("no history is kept: cannot read " .. pipe:gsub("%p", "%%%0") .. ": not a regular file %(WEFT_HISTORY names the file%)\n", terminal:expect "weft> ")
+    terminal:send "\4"
+    assert.equal(0, terminal:finish())
+    os.remove(pipe)
+  end)
+
   it("edits lines: history without repeats and lines that begin with a space, completion, more lines", function()
     terminal = Terminal.open({ program.path, "repl" }, { WEFT_HISTORY = scratch .. ".history" })
     local t = terminal

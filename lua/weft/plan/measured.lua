@@ -3,22 +3,9 @@
 -- One JSON object a line in $WEFT_BENCH_FILE, or weft/bench.jsonl under $XDG_STATE_HOME (~/.local/state; state_file.lua).
 -- The file is a convenience: what cannot be written is told, and so is a file that cannot be read; lines of it that say nothing are left out.
 local core = require "weft.core"
-local errors = require "weft.errors"
 local state_file = require "weft.state_file"
 
 local measured = {}
-
-local most = 64 * 1024 * 1024
-
--- The file's text, "" where there is none; nil and why for what cannot be read or is no regular file (a pipe or a device could stop the program).
-local function read(path)
-  if path == "/dev/null" then return "" end -- for nobody to keep
-  local ok, text = pcall(core.read_file, path, most)
-  if ok then return text end
-  local why = errors.message(text)
-  if why:find("No such file or directory", 1, true) or why:find("Not a directory", 1, true) then return "" end
-  return nil, why
-end
 
 --- Where the file is; nil when there is no place for it.
 function measured.path() return state_file.path("WEFT_BENCH_FILE", "bench.jsonl") end
@@ -70,7 +57,7 @@ end
 function measured.find(key, path)
   path = path or measured.path()
   if not path then return nil, {} end
-  local text, why = read(path)
+  local text, why = state_file.read(path)
   if not text then return nil, {}, why end
   local newest, others = {}, {}
   for line in text:gmatch "[^\n]+" do
@@ -88,7 +75,7 @@ end
 function measured.append(entry, path)
   path = path or measured.path()
   if not path then return nil, "there is no HOME, and WEFT_BENCH_FILE names no file" end
-  local before, unreadable = read(path)
+  local before, unreadable = state_file.read(path)
   if not before then return nil, unreadable end
   local file, message = io.open(path, "ab")
   if not file then

@@ -51,6 +51,12 @@ end
 function prompt.converse(state, act)
   state.time = core.isatty(1)
   local history = state_file.path("WEFT_HISTORY", "history")
+  local unreadable
+  if history then unreadable = select(2, state_file.read(history)) end
+  if unreadable then
+    prompt.complain(("no history is kept: cannot read %s (WEFT_HISTORY names the file)"):format(unreadable))
+    history = nil
+  end
   if history then state_file.make_folder(history) end
   local input = line_input.open { history = history, complete = function(text)
     return complete.line(text, state.env, commands)
