@@ -25,6 +25,8 @@ function Input:read(prompt)
     io.stdout:flush()
   end
   local line, message = io.stdin:read "*l"
+  if line and not self.begun then line = line:gsub("^\239\187\191", "") end -- the mark of UTF-8 that some editors write
+  self.begun = true
   if line then return line end
   if message then errors.raise { message = "cannot read standard input: " .. message, code = "io" } end
   return nil, "eof"

@@ -69,6 +69,13 @@ describe("weft chat with a context of 48 tokens", function()
     assert.equal(0, t:finish())
   end)
 
+  it("refuses a file that is no model by what it is", function()
+    local path = files.temporary "GGUF"
+    os.rename(path, path .. ".gguf")
+    program.refused(1, { "chat", "--model", path .. ".gguf" }, "does not read GGUF files")
+    os.remove(path .. ".gguf")
+  end)
+
   it("takes no other line that begins with such a word, and leaves with ,quit", function()
     local t = Terminal.open({ program.path, "chat", "--model", folder, "--max-tokens", "2", "--ignore-eos" }, {})
     t:expect "leaves%.\n> "

@@ -251,6 +251,13 @@ print(tostring(policy))
     assert.matches("\ntensor=2 block_size=16\n$", out)
   end)
 
+  it("reads lines behind a mark of UTF-8, and tells of a piece that the input ends in", function()
+    local code, out, err = program.run { "repl", "-i", input = "\239\187\191print(3)\nfor i = 1, 2 do\n" }
+    assert.equal(0, code)
+    assert.matches("> 3\n", out)
+    assert.matches("\n%(dropped: the input ends within this piece%)\n$", err)
+  end)
+
   it("ends at a Ctrl-C that comes while ranks wait for input, all of them", function()
     -- The signal comes while rank 0 reads: the end of input is then not a turn that it interrupts.
     for _, flags in ipairs { "", "-i" } do

@@ -137,7 +137,8 @@ end
 function chat.run(options)
   options.on_interrupt = "flag"
   options.needs_tokenizer = "weft chat needs it"
-  if options.model then require("weft.chat").own_template(options.model) end -- a broken one is found before weights are read
+  local folder = options.model
+  if folder and core.same_file(folder .. "/.", folder) then require("weft.chat").own_template(folder) end -- a broken one is found before weights are read
   return require("weft.runtime").launch(options, "weft.commands.chat", "job")
 end
 

@@ -27,7 +27,10 @@ local function read_piece(state, input)
   local text, blank = line, false
   while piece.kind == "lua" and piece.text:match "%S" and read.compile(piece.text, state.env) == "more" do
     line, why = input:read "  ... "
-    if not line and why == "eof" then return nil, why end
+    if not line and why == "eof" then
+      if not input.editor then prompt.complain "(dropped: the input ends within this piece)" end
+      return nil, why
+    end
     if not line or blank and not line:match "%S" then
       prompt.complain "(dropped)"
       return nil, "dropped"
