@@ -72,8 +72,11 @@ template <class T, int NT, int DIM> struct ByCluster {
 };
 
 /* CLUSTER: the blocks of an item, split.splits neighbours, are a cluster. */
+/* On a multiprocessor at once, as far as registers go. */
+template <int NT, int WARPS> constexpr int decode_blocks = NT == 1 ? 12 / WARPS : 2;
+
 template <class T, int DIM, int NT, bool CLUSTER, int WARPS = DEC_WARPS>
-__global__ void __launch_bounds__(WARPS * 32, NT == 1 ? 12 / WARPS : 2) decode(const weft_attention_args a, const Split split)
+__global__ void __launch_bounds__(WARPS * 32, decode_blocks<NT, WARPS>) decode(const weft_attention_args a, const Split split)
 {
     __shared__ Joined<DIM, NT, WARPS> warps;
     const int tile = CLUSTER ? blockIdx.x / split.splits : blockIdx.x % split.row_tiles;
@@ -138,25 +141,25 @@ template <class T, int DIM, int NT> static void launch_decode(const weft_attenti
     if (a->cuda != NULL && steps > 1 && steps <= 2 * CLUSTER_SPLITS && items * CLUSTER_SPLITS <= a->cuda->sms) {
         split.splits = (int)least(steps, CLUSTER_SPLITS);
         const dim3 grid((unsigned)(split.row_tiles * split.splits), (unsigned)a->num_kv_heads, (unsigned)a->requests + 1);
-        keep_l1(decode<T, DIM, NT, true>, NT == 1 ? 3 : 2);
+        keep_l1(decode<T, DIM, NT, true>, decode_blocks<NT, DEC_WARPS>);
         if (launch_cluster(decode<T, DIM, NT, true>, grid, DEC_THREADS, split.splits, stream, *a, split)) return;
     }
     const dim3 whole((unsigned)split.row_tiles, (unsigned)a->num_kv_heads, (unsigned)a->requests + 1);
     if constexpr (NT == 1)
         if (wide_blocks_fill(a, items, seq_len)) {
             split.splits = 1;
-            keep_l1(decode<T, DIM, NT, false, WIDE_WARPS>, 12 / WIDE_WARPS);
+            keep_l1(decode<T, DIM, NT, false, WIDE_WARPS>, decode_blocks<NT, WIDE_WARPS>);
             launch(decode<T, DIM, NT, false, WIDE_WARPS>, whole, WIDE_WARPS * 32, 0, stream, *a, split);
             return;
         }
-    split.splits = splits_for(a, items, seq_len, 8 * NT, NT == 1 ? 3 : 2);
+    split.splits = splits_for(a, items, seq_len, 8 * NT, decode_blocks<NT, DEC_WARPS>);
     if (a->cuda != NULL) {
         split.counters = a->cuda->counters;
         split.stats = (float2 *)a->cuda->workspace;
         split.partial = (float *)(split.stats + items * split.splits * 8 * NT);
     }
     const dim3 grid((unsigned)(split.row_tiles * split.splits), (unsigned)a->num_kv_heads, (unsigned)a->requests + 1);
-    keep_l1(decode<T, DIM, NT, false>, NT == 1 ? 3 : 2);
+    keep_l1(decode<T, DIM, NT, false>, decode_blocks<NT, DEC_WARPS>);
     launch(decode<T, DIM, NT, false>, grid, DEC_THREADS, 0, stream, *a, split);
 }
 

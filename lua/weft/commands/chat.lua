@@ -1,5 +1,5 @@
---- weft chat: a conversation at the terminal. Ctrl-C stops an answer, Ctrl-D leaves; ,new begins another one, ,drop
--- leaves out the oldest turn, which makes room when the context is used up.
+--- weft chat: a conversation at the terminal. Ctrl-C stops an answer, Ctrl-D or ,quit leaves; ,new begins another one,
+-- ,drop leaves out the oldest turn, which makes room when the context is used up, ,help says so.
 local core = require "weft.core"
 local errors = require "weft.errors"
 local run = require "weft.commands.run"
@@ -20,6 +20,8 @@ end
 -- A conversation on rank 0: engine, template, params, messages; pending: the line that did not fit into the context.
 local Talk = {}
 Talk.__index = Talk
+
+local function leave_interrupted() errors.raise { code = "interrupted", message = "interrupted" } end
 
 local function complain(message) io.stderr:write("weft: ", message, "\n") end
 
@@ -102,7 +104,7 @@ end
 
 --- The job on rank 0.
 function chat.job(engine, options)
-  if core.interrupted() then errors.raise { code = "interrupted", message = "interrupted" } end -- while it loaded
+  if core.interrupted() then leave_interrupted() end -- while it loaded
   local template = require("weft.chat").template(engine.session.cfg, engine.tokenizer, engine.model_dir)
   if template.note then complain(template.note) end
   local talk = setmetatable({ engine = engine, template = template, params = params_of(options, engine.session.cfg.generation or {}),
@@ -114,7 +116,7 @@ function chat.job(engine, options)
   local input, ended = require("weft.line_input").open { plain = not interactive }, nil
   while not ended do
     local line, why = input:read "> "
-    if core.interrupted() and not interactive then errors.raise { code = "interrupted", message = "interrupted" } end -- at a prompt it drops the line and is no answer's
+    if core.interrupted() and not interactive then leave_interrupted() end -- at a prompt it drops the line and is no answer's
     ended = why == "eof"
     if line and line:match "%S" then
       input:add(line)

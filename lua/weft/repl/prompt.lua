@@ -54,13 +54,15 @@ end
 function prompt.converse(state, act)
   state.time = core.isatty(1)
   local history = state_file.path("WEFT_HISTORY", "history")
-  local unreadable
-  if history then unreadable = select(2, state_file.read(history)) end
-  if unreadable then
-    prompt.complain(("no history is kept: cannot read %s (WEFT_HISTORY names the file)"):format(unreadable))
-    history = nil
+  if history then
+    local text, why = state_file.read(history)
+    if text then
+      state_file.make_folder(history)
+    else
+      prompt.complain(("no history is kept: cannot read %s (WEFT_HISTORY names the file)"):format(why))
+      history = nil
+    end
   end
-  if history then state_file.make_folder(history) end
   local input = line_input.open { history = history, complete = function(text)
     return complete.line(text, state.env, commands)
   end }
